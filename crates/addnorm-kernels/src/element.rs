@@ -1,0 +1,120 @@
+//! The two number types that the CPU kernels are written for.
+
+use burn::tensor::Element as BurnElement;
+
+/// `f32` or `f64`.
+pub(crate) trait Element: BurnElement + bytemuck::Pod + Send + Sync + Default + PartialOrd + 'static
+where
+    Self: std::ops::Add<Output = Self>
+        + std::ops::Sub<Output = Self>
+        + std::ops::Mul<Output = Self>
+        + std::ops::Div<Output = Self>
+        + std::ops::Neg<Output = Self>
+        + std::ops::AddAssign
+        + std::ops::MulAssign,
+{
+    fn of(value: f64) -> Self;
+    fn wide(self) -> f64;
+    /// Exponential. `f32`: relative error below 2e-7 in [-87, 88], and e^-87 below; NaN stays NaN.
+    fn exp(self) -> Self;
+    /// Error function. `f32`: absolute error below 3e-7.
+    fn erf(self) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+
+    /// Range reduction to |r| <= ln(2)/2 and a degree-6 polynomial, without a branch or a call, so that a
+    /// loop over it vectorises.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        // Comparisons instead of `max`/`min`: those would turn a NaN into a number.
+        let x = if self < -87.0 { -87.0 } else { self };
+        let x = if x > 88.0 { 88.0 } else { x };
+        // Adding 1.5 * 2^23 rounds to the nearest integer and leaves that integer in the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        let shifted = x * std::f32::consts::LOG2_E + ROUND;
+        let n = shifted - ROUND;
+        // ln(2) in two parts, so that the reduction is exact enough.
+        let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+        let polynomial = 1.0
+            + r * (1.0
+                + r * (0.5 + r * (0.166_666_67 + r * (0.041_666_67 + r * (0.008_333_452 + r * 0.001_398_2)))));
+        let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127);
+        f32::from_bits((exponent << 23) as u32) * polynomial
+    }
+
+    /// Odd rational minimax approximation on [-4, 4], beyond which erf is 1 to the last bit of `f32`.
+    #[inline(always)]
+    fn erf(self) -> Self {
+        let x = if self > 4.0 { 4.0 } else { self };
+        let x = if x < -4.0 { -4.0 } else { x };
+        let s = x * x;
+        let mut top = -2.726_142_4e-10;
+        for c in [2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_5e-4, -2.954_6e-3, -1.609_603_4e-2] {
+            top = top * s + c;
+        }
+        let mut bottom = -1.456_607_2e-5;
+        for c in [-2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2] {
+            bottom = bottom * s + c;
+        }
+        x * top / bottom
+    }
+}
+
+impl Element for f64 {
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self
+    }
+
+    #[inline(always)]
+    fn exp(self) -> Self {
+        f64::exp(self)
+    }
+
+    #[inline(always)]
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Element;
+
+    #[test]
+    fn exponential_is_accurate_and_keeps_nan() {
+        for i in -8600..=8700 {
+            let x = i as f32 * 0.01;
+            let exact = f64::from(x).exp();
+            let relative = (f64::from(Element::exp(x)) - exact).abs() / exact;
+            assert!(relative < 3e-7, "exp({x}) is off by {relative:e}");
+        }
+        assert!(Element::exp(f32::NAN).is_nan());
+        assert!(Element::exp(-1000f32) < 2e-38);
+    }
+
+    #[test]
+    fn error_function_is_accurate_and_keeps_nan() {
+        for i in -6000..=6000 {
+            let x = i as f32 * 0.001;
+            let error = (f64::from(Element::erf(x)) - libm::erf(f64::from(x))).abs();
+            assert!(error < 3e-7, "erf({x}) is off by {error:e}");
+        }
+        assert!(Element::erf(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,606 @@
+//! Syntax tree to checked scheme: resolves names, tells numbers from streams, brings sums to normal form.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Lint, SchemeError, Span, nearest};
+use crate::init::{DistributionKind, InitRule, MatrixKind};
+use crate::parser::parse;
+use crate::scalar::{Scalar, ScalarFunction};
+use crate::scheme::*;
+use crate::syntax::{self, Expr, ExprKind, File, Named, Operator, Statement};
+
+/// Dimensions that constants may use.
+pub(crate) const BUILT_INS: [(&str, &str); 7] = [
+    ("L", "blocks of this stack"),
+    ("l", "this block, from 1"),
+    ("N", "encoder blocks"),
+    ("M", "decoder blocks"),
+    ("d", "width"),
+    ("h", "attention heads"),
+    ("t", "training step, from 0"),
+];
+
+/// Largest number of terms in one normal form; distribution over sums cannot blow up beyond it.
+const MAX_TERMS: usize = 512;
+
+type Checked<T> = Result<T, SchemeError>;
+
+/// What an expression is.
+enum Typed {
+    Scalar(Scalar),
+    Stream(Sum),
+}
+
+/// What can be said where.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Constant,
+    Initial,
+    Embed,
+    Body,
+    Head,
+}
+
+struct Checker<'a> {
+    source: &'a str,
+    constants: Vec<String>,
+    learnables: Vec<String>,
+    streams: Vec<String>,
+    locals: Vec<String>,
+    each: Option<String>,
+    used: BTreeSet<String>,
+}
+
+pub(crate) fn check(name: &str, source: &str) -> Checked<Scheme> {
+    let file = parse(source)?;
+    let mut checker = Checker {
+        source,
+        constants: Vec::new(),
+        learnables: Vec::new(),
+        streams: Vec::new(),
+        locals: Vec::new(),
+        each: None,
+        used: BTreeSet::new(),
+    };
+    checker.file(name, &file)
+}
+
+impl Checker<'_> {
+    fn error<T>(&self, span: Span, message: impl Into<String>, hint: Option<String>) -> Checked<T> {
+        Err(SchemeError::new(self.source, span, message, hint))
+    }
+
+    fn line(&self, span: Span) -> usize {
+        self.source.as_bytes()[..span.start.min(self.source.len())].iter().filter(|&&byte| byte == b'\n').count() + 1
+    }
+
+    fn file(&mut self, name: &str, file: &File) -> Checked<Scheme> {
+        let streams: Vec<Named<()>> = if file.streams.is_empty() {
+            vec![Named { name: "x".into(), span: Span::default(), value: () }]
+        } else {
+            file.streams.clone()
+        };
+        for stream in &streams {
+            self.new_name(&stream.name, stream.span)?;
+            self.streams.push(stream.name.clone());
+        }
+        let constants = self.constants(file)?;
+        let learnables = self.learnables(file)?;
+        let norm = match &file.norm {
+            None => None,
+            Some(word) => Some(self.norm_kind(word)?),
+        };
+        let options = self.options(file)?;
+        let init = file.inits.iter().map(|rule| self.init(rule)).collect::<Checked<Vec<_>>>()?;
+        let embed = match &file.embed {
+            None => Vec::new(),
+            Some(statements) => {
+                self.locals.clear();
+                self.assignments(statements, Place::Embed)?
+            }
+        };
+        if file.blocks.is_empty() {
+            let span = Span::new(self.source.len(), self.source.len());
+            let hint = "write 'each f:' and under it an equation such as x = x + f(norm(x))".to_string();
+            return self.error(span, "the scheme says nothing of its blocks", Some(hint));
+        }
+        let mut bodies: Vec<Body> = Vec::new();
+        for rule in &file.blocks {
+            if bodies.last().is_some_and(|body| body.condition.is_none()) {
+                let hint = "put the body without a condition last".to_string();
+                return self.error(rule.span, "no block is left for this body", Some(hint));
+            }
+            bodies.push(self.body(rule)?);
+        }
+        let Some(head) = &file.head else {
+            let span = Span::new(self.source.len(), self.source.len());
+            return self.error(span, "the scheme has no head", Some("end with 'head: norm(x)' or 'head: x'".into()));
+        };
+        self.locals.clear();
+        let head = self.stream(head, Place::Head)?;
+        let lints = self.unused(file);
+        Ok(Scheme {
+            name: name.to_string(),
+            title: file.title.clone().unwrap_or_else(|| name.to_string()),
+            papers: file.papers.clone(),
+            notes: file.notes.clone(),
+            source: self.source.to_string(),
+            streams: self.streams.clone(),
+            constants,
+            learnables,
+            norm,
+            options,
+            init,
+            embed,
+            bodies,
+            head,
+            lints,
+        })
+    }
+
+    fn new_name(&self, name: &str, span: Span) -> Checked<()> {
+        let taken = if BUILT_INS.iter().any(|(known, _)| *known == name) {
+            Some("a dimension of the language")
+        } else if ScalarFunction::named(name).is_some() {
+            Some("a function of the language")
+        } else if self.streams.iter().any(|known| known == name) {
+            Some("a stream already")
+        } else if self.constants.iter().any(|known| known == name) {
+            Some("a constant already")
+        } else if self.learnables.iter().any(|known| known == name) {
+            Some("a learnable already")
+        } else {
+            None
+        };
+        match taken {
+            Some(what) => self.error(span, format!("'{name}' is {what}"), Some("choose another name".into())),
+            None => Ok(()),
+        }
+    }
+
+    fn constants(&mut self, file: &File) -> Checked<Vec<Constant>> {
+        let mut constants: Vec<Constant> = Vec::new();
+        for rule in &file.lets {
+            let only = rule.only.as_ref().map(|(stack, pair)| {
+                (if stack == "encoder" { StackSide::Encoder } else { StackSide::Decoder }, *pair)
+            });
+            let name = &rule.definition.name;
+            if constants.iter().any(|known| known.name == *name && known.only == only) {
+                return self.error(rule.definition.span, format!("'{name}' is defined twice"), None);
+            }
+            if !self.constants.contains(name) {
+                self.new_name(name, rule.definition.span)?;
+            }
+            let definition = self.scalar(&rule.definition.value, Place::Constant)?;
+            if !self.constants.contains(name) {
+                self.constants.push(name.clone());
+            }
+            constants.push(Constant { name: name.clone(), only, definition });
+        }
+        Ok(constants)
+    }
+
+    fn learnables(&mut self, file: &File) -> Checked<Vec<Learnable>> {
+        let mut learnables = Vec::new();
+        for rule in &file.learns {
+            let name = rule.definition.name.clone();
+            self.new_name(&name, rule.definition.span)?;
+            if let Some(size) = rule.size.as_ref().filter(|size| size.name != "d") {
+                let hint = format!("write {name}[d] for a vector over the width, or {name} for one scalar");
+                return self.error(size.span, format!("a learnable cannot have the size '{}'", size.name), Some(hint));
+            }
+            let initial = self.scalar(&rule.definition.value, Place::Initial)?;
+            self.learnables.push(name.clone());
+            learnables.push(Learnable {
+                name,
+                vector: rule.size.is_some(),
+                per_sublayer: rule.per_sublayer,
+                initial,
+            });
+        }
+        Ok(learnables)
+    }
+
+    fn norm_kind(&self, word: &Named<()>) -> Checked<NormKind> {
+        let known = NormKind::ALL.iter().map(|(name, _)| *name);
+        match NormKind::named(&word.name) {
+            Some(kind) => Ok(kind),
+            None => self.error(word.span, format!("'{}' is no norm kind", word.name), Some(suggest(&word.name, known))),
+        }
+    }
+
+    fn options(&self, file: &File) -> Checked<SublayerOptions> {
+        let mut options = SublayerOptions::default();
+        let attention = [
+            "scaled heads",
+            "inner norm",
+            "norm q k per head",
+            "norm q k full width",
+            "norm q k v per head",
+            "norm q k v full width",
+        ];
+        for phrase in &file.attention_options {
+            let norms = |value, scope| Some(ProjectionNorms { query: true, key: true, value, scope });
+            match phrase.name.as_str() {
+                "scaled heads" => options.scaled_heads = true,
+                "inner norm" => options.attention_inner_norm = true,
+                "norm q k per head" => options.projection_norms = norms(false, HeadNormScope::PerHead),
+                "norm q k full width" => options.projection_norms = norms(false, HeadNormScope::FullWidth),
+                "norm q k v per head" => options.projection_norms = norms(true, HeadNormScope::PerHead),
+                "norm q k v full width" => options.projection_norms = norms(true, HeadNormScope::FullWidth),
+                other => {
+                    let message = format!("attention has no option '{other}'");
+                    return self.error(phrase.span, message, Some(suggest(other, attention)));
+                }
+            }
+        }
+        for phrase in &file.ffn_options {
+            if phrase.name != "inner norm" {
+                let message = format!("the feed-forward network has no option '{}'", phrase.name);
+                return self.error(phrase.span, message, Some(suggest(&phrase.name, ["inner norm"])));
+            }
+            options.ffn_inner_norm = true;
+        }
+        Ok(options)
+    }
+
+    fn init(&mut self, rule: &syntax::InitRule) -> Checked<InitRule> {
+        let mut kinds = Vec::new();
+        for word in &rule.kinds {
+            match MatrixKind::named(&word.name) {
+                Some(found) => kinds.extend(found),
+                None => {
+                    let known = MatrixKind::ALL.iter().map(|(name, _)| *name).chain([MatrixKind::GROUP]);
+                    let message = format!("'{}' is no kind of matrix", word.name);
+                    return self.error(word.span, message, Some(suggest(&word.name, known)));
+                }
+            }
+        }
+        let distribution = match &rule.distribution {
+            None => None,
+            Some(call) => {
+                let Some(&(name, kind, fewest, most)) =
+                    DistributionKind::ALL.iter().find(|(name, ..)| *name == call.name)
+                else {
+                    let known = DistributionKind::ALL.iter().map(|(name, ..)| *name);
+                    let message = format!("'{}' is no distribution", call.name);
+                    return self.error(call.span, message, Some(suggest(&call.name, known)));
+                };
+                if call.value.len() < fewest || call.value.len() > most {
+                    let wanted = if fewest == most { format!("{fewest}") } else { format!("{fewest} or {most}") };
+                    let message = format!("{name} takes {wanted} numbers, not {}", call.value.len());
+                    return self.error(call.span, message, None);
+                }
+                let arguments = call.value.iter().map(|argument| self.scalar(argument, Place::Initial));
+                Some((kind, arguments.collect::<Checked<Vec<_>>>()?))
+            }
+        };
+        let times = match &rule.times {
+            None => None,
+            Some(factor) => Some(self.scalar(factor, Place::Initial)?),
+        };
+        Ok(InitRule { kinds, distribution, times })
+    }
+
+    fn body(&mut self, rule: &syntax::BlockRule) -> Checked<Body> {
+        let condition = match &rule.condition {
+            None => None,
+            Some(expr) => {
+                let scalar = self.scalar(expr, Place::Initial)?;
+                let compares = matches!(&scalar, Scalar::Binary(operator, ..) if operator.compares());
+                // A bare number picks one block: 'block 1:' is 'block l == 1:'.
+                Some(if compares {
+                    scalar
+                } else {
+                    Scalar::Binary(Operator::Equal, Box::new(Scalar::Name("l".into())), Box::new(scalar))
+                })
+            }
+        };
+        self.locals.clear();
+        let mut parts = Vec::new();
+        for statement in &rule.body {
+            match statement {
+                Statement::Assign(_) => {
+                    let assignments = self.assignments(std::slice::from_ref(statement), Place::Body)?;
+                    parts.extend(assignments.into_iter().map(BodyPart::Assignment));
+                }
+                Statement::Each { variable, body } => {
+                    self.new_name(&variable.name, variable.span)?;
+                    self.each = Some(variable.name.clone());
+                    let assignments = self.assignments(body, Place::Body)?;
+                    self.each = None;
+                    parts.push(BodyPart::Each(assignments));
+                }
+            }
+        }
+        self.applied_once(rule, &parts)?;
+        Ok(Body { condition, parts })
+    }
+
+    /// A block has one attention and one feed-forward network: each is applied once, and one at least.
+    fn applied_once(&self, rule: &syntax::BlockRule, parts: &[BodyPart]) -> Checked<()> {
+        let mut counts = [0usize; 2];
+        for part in parts {
+            match part {
+                BodyPart::Assignment(assignment) => count_sublayers(&assignment.value, &mut counts, 1),
+                BodyPart::Each(assignments) => {
+                    let mut inside = [0usize; 2];
+                    assignments.iter().for_each(|each| count_sublayers(&each.value, &mut inside, 1));
+                    counts[0] += inside[0];
+                    counts[1] += inside[1];
+                }
+            }
+        }
+        for sublayer in Sublayer::ORDER {
+            let count = counts[sublayer as usize];
+            if count > 1 {
+                let message = format!("{} is applied {count} times in one block", sublayer.name());
+                let hint = "apply it once, name the result, and use the name".to_string();
+                return self.error(rule.span, message, Some(hint));
+            }
+        }
+        if counts == [0, 0] {
+            let hint = "use attn(...) and ffn(...), or 'each f:' and f(...)".to_string();
+            return self.error(rule.span, "this block applies no sublayer", Some(hint));
+        }
+        Ok(())
+    }
+
+    fn assignments(&mut self, statements: &[Statement], place: Place) -> Checked<Vec<Assignment>> {
+        let mut assignments = Vec::new();
+        for statement in statements {
+            let Statement::Assign(named) = statement else { continue };
+            let value = self.stream(&named.value, place)?;
+            if !self.streams.contains(&named.name) && !self.locals.contains(&named.name) {
+                if self.each.as_deref() == Some(named.name.as_str()) {
+                    return self.error(named.span, format!("'{}' is the sublayer", named.name), None);
+                }
+                self.new_name(&named.name, named.span)?;
+                self.locals.push(named.name.clone());
+            }
+            assignments.push(Assignment { target: named.name.clone(), value, line: self.line(named.span) });
+        }
+        Ok(assignments)
+    }
+
+    fn stream(&mut self, expr: &Expr, place: Place) -> Checked<Sum> {
+        match self.typed(expr, place)? {
+            Typed::Stream(sum) => Ok(sum),
+            Typed::Scalar(_) => {
+                let hint = format!("a stream such as {} is wanted here", self.streams[0]);
+                self.error(expr.span, "this is a number, not a stream", Some(hint))
+            }
+        }
+    }
+
+    fn scalar(&mut self, expr: &Expr, place: Place) -> Checked<Scalar> {
+        match self.typed(expr, place)? {
+            Typed::Scalar(scalar) => Ok(scalar),
+            Typed::Stream(_) => self.error(expr.span, "this is a stream; a number is wanted here", None),
+        }
+    }
+
+    fn typed(&mut self, expr: &Expr, place: Place) -> Checked<Typed> {
+        match &expr.kind {
+            ExprKind::Number(number) => Ok(Typed::Scalar(Scalar::Number(*number))),
+            ExprKind::Name(name) => self.name(name, expr.span, place),
+            ExprKind::Negative(inner) => Ok(match self.typed(inner, place)? {
+                Typed::Scalar(scalar) => Typed::Scalar(scalar.negated()),
+                Typed::Stream(sum) => Typed::Stream(sum.map_coefficients(Scalar::negated)),
+            }),
+            ExprKind::Binary(operator, left, right) => {
+                let (left_typed, right_typed) = (self.typed(left, place)?, self.typed(right, place)?);
+                self.binary(expr, *operator, left_typed, right_typed)
+            }
+            ExprKind::Call(name, arguments) => self.call(name, arguments, expr.span, place),
+        }
+    }
+
+    fn binary(&self, expr: &Expr, operator: Operator, left: Typed, right: Typed) -> Checked<Typed> {
+        use Operator::*;
+        match (operator, left, right) {
+            (_, Typed::Scalar(left), Typed::Scalar(right)) => {
+                Ok(Typed::Scalar(Scalar::Binary(operator, Box::new(left), Box::new(right))))
+            }
+            (Add | Subtract, Typed::Stream(mut left), Typed::Stream(right)) => {
+                let right = if operator == Subtract { right.map_coefficients(Scalar::negated) } else { right };
+                left.terms.extend(right.terms);
+                if left.terms.len() > MAX_TERMS {
+                    return self.error(expr.span, format!("more than {MAX_TERMS} terms in one sum"), None);
+                }
+                Ok(Typed::Stream(left))
+            }
+            (Multiply, Typed::Scalar(factor), Typed::Stream(sum))
+            | (Multiply, Typed::Stream(sum), Typed::Scalar(factor)) => {
+                Ok(Typed::Stream(sum.map_coefficients(|coefficient| factor.clone().times(coefficient))))
+            }
+            (Divide, Typed::Stream(sum), Typed::Scalar(divisor)) => {
+                let inverse = Scalar::Binary(Divide, Box::new(Scalar::one()), Box::new(divisor));
+                Ok(Typed::Stream(sum.map_coefficients(|coefficient| coefficient.times(inverse.clone()))))
+            }
+            (Multiply, Typed::Stream(_), Typed::Stream(_)) => {
+                let hint = "streams can be added, and scaled by numbers".to_string();
+                self.error(expr.span, "two streams cannot be multiplied", Some(hint))
+            }
+            (Add | Subtract, ..) => {
+                let message = "a number and a stream cannot be added";
+                self.error(expr.span, message, Some("scale the stream by the number with '*'".into()))
+            }
+            (operator, ..) => {
+                self.error(expr.span, format!("'{}' does not work on streams", operator.symbol()), None)
+            }
+        }
+    }
+
+    fn name(&mut self, name: &str, span: Span, place: Place) -> Checked<Typed> {
+        let scalar = Typed::Scalar(Scalar::Name(name.to_string()));
+        if self.constants.iter().any(|known| known == name) {
+            self.used.insert(name.to_string());
+            return Ok(scalar);
+        }
+        if BUILT_INS.iter().any(|(known, _)| *known == name) {
+            let outside = matches!(place, Place::Embed | Place::Head);
+            if name == "l" && outside {
+                return self.error(span, "'l' is a block's number, and this is outside the blocks", None);
+            }
+            if name == "t" && place == Place::Initial {
+                return self.error(span, "'t' is the training step, and this is fixed before training", None);
+            }
+            return Ok(scalar);
+        }
+        if self.learnables.iter().any(|known| known == name) {
+            if place != Place::Body {
+                let message = format!("'{name}' belongs to a block and cannot be used here");
+                return self.error(span, message, None);
+            }
+            self.used.insert(name.to_string());
+            return Ok(scalar);
+        }
+        let is_stream = self.streams.iter().chain(&self.locals).any(|known| known == name);
+        let is_place_of_streams = matches!(place, Place::Embed | Place::Body | Place::Head);
+        if is_stream && is_place_of_streams {
+            self.used.insert(name.to_string());
+            let operand = Operand::Name(name.to_string());
+            return Ok(Typed::Stream(Sum {
+                terms: vec![Term { coefficient: Scalar::one(), stopped: false, operand }],
+            }));
+        }
+        if is_stream {
+            return self.error(span, format!("the stream '{name}' cannot be part of a constant"), None);
+        }
+        let callable = ["norm", "attn", "ffn", "stop"].contains(&name) || self.each.as_deref() == Some(name);
+        if callable {
+            return self.error(span, format!("'{name}' needs an argument"), Some(format!("write {name}(x)")));
+        }
+        let mut known: Vec<&str> = BUILT_INS.iter().map(|(name, _)| *name).collect();
+        known.extend(self.constants.iter().chain(&self.learnables).map(String::as_str));
+        if is_place_of_streams {
+            known.extend(self.streams.iter().chain(&self.locals).map(String::as_str));
+        }
+        self.error(span, format!("'{name}' is not defined"), Some(suggest(name, known)))
+    }
+
+    fn call(&mut self, name: &str, arguments: &[Expr], span: Span, place: Place) -> Checked<Typed> {
+        let one_stream = |checker: &mut Self| -> Checked<Sum> {
+            if !matches!(place, Place::Embed | Place::Body | Place::Head) {
+                return checker.error(span, format!("{name}(...) cannot be part of a constant"), None);
+            }
+            match arguments {
+                [argument] => checker.stream(argument, place),
+                _ => checker.error(span, format!("{name} takes one stream, not {}", arguments.len()), None),
+            }
+        };
+        let single = |operand| {
+            Ok(Typed::Stream(Sum { terms: vec![Term { coefficient: Scalar::one(), stopped: false, operand }] }))
+        };
+        let sublayer = match name {
+            "norm" => return single(Operand::Norm(Box::new(one_stream(self)?))),
+            "stop" => {
+                let mut sum = one_stream(self)?;
+                sum.terms.iter_mut().for_each(|term| term.stopped = true);
+                return Ok(Typed::Stream(sum));
+            }
+            "attn" => Some(Some(Sublayer::Attention)),
+            "ffn" => Some(Some(Sublayer::FeedForward)),
+            each if self.each.as_deref() == Some(each) => Some(None),
+            _ => None,
+        };
+        if let Some(sublayer) = sublayer {
+            if place != Place::Body {
+                return self.error(span, format!("{name}(...) is a sublayer, and this is outside the blocks"), None);
+            }
+            if sublayer.is_some() && self.each.is_some() {
+                let variable = self.each.clone().unwrap_or_default();
+                let message = format!("{name}(...) stands under 'each {variable}:'");
+                let hint = format!("write {variable}(...), or name both sublayers under 'block:'");
+                return self.error(span, message, Some(hint));
+            }
+            let sum = Box::new(one_stream(self)?);
+            return single(match sublayer {
+                Some(sublayer) => Operand::Sublayer(sublayer, sum),
+                None => Operand::EachSublayer(sum),
+            });
+        }
+        if let Some(function) = ScalarFunction::named(name) {
+            if arguments.len() != function.arity() {
+                let message = format!("{name} takes {} numbers, not {}", function.arity(), arguments.len());
+                return self.error(span, message, None);
+            }
+            let mut scalars = Vec::new();
+            for argument in arguments {
+                let scalar = self.scalar(argument, place)?;
+                let mut learnable = None;
+                scalar.names(&mut |name| {
+                    if self.learnables.iter().any(|known| known == name) {
+                        learnable = Some(name.to_string());
+                    }
+                });
+                if let Some(learnable) = learnable.filter(|_| !function.is_smooth()) {
+                    let message = format!("{name} has no derivative to train '{learnable}' by");
+                    return self.error(argument.span, message, None);
+                }
+                scalars.push(scalar);
+            }
+            return Ok(Typed::Scalar(Scalar::Call(function, scalars)));
+        }
+        let mut known = vec!["norm", "attn", "ffn", "stop"];
+        known.extend(self.each.as_deref());
+        known.extend(ScalarFunction::ALL.iter().map(|(name, _)| *name));
+        self.error(span, format!("'{name}' is no function"), Some(suggest(name, known)))
+    }
+
+    fn unused(&self, file: &File) -> Vec<Lint> {
+        let mut lints = Vec::new();
+        for rule in &file.learns {
+            if !self.used.contains(&rule.definition.name) {
+                lints.push(Lint {
+                    code: "unused-learnable",
+                    message: format!("no path reaches the learnable '{}'", rule.definition.name),
+                    line: Some(self.line(rule.definition.span)),
+                });
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for rule in &file.lets {
+            let name = &rule.definition.name;
+            if !self.used.contains(name) && seen.insert(name) {
+                let message = format!("the constant '{name}' is never used");
+                lints.push(Lint { code: "unused-constant", message, line: Some(self.line(rule.definition.span)) });
+            }
+        }
+        lints
+    }
+}
+
+impl Sum {
+    fn map_coefficients(mut self, map: impl Fn(Scalar) -> Scalar) -> Self {
+        for term in &mut self.terms {
+            term.coefficient = map(std::mem::replace(&mut term.coefficient, Scalar::Number(1.0)));
+        }
+        self
+    }
+}
+
+fn count_sublayers(sum: &Sum, counts: &mut [usize; 2], weight: usize) {
+    for term in &sum.terms {
+        match &term.operand {
+            Operand::Name(_) => {}
+            Operand::Norm(inner) => count_sublayers(inner, counts, weight),
+            Operand::Sublayer(sublayer, inner) => {
+                counts[*sublayer as usize] += weight;
+                count_sublayers(inner, counts, weight);
+            }
+            Operand::EachSublayer(inner) => {
+                counts.iter_mut().for_each(|count| *count += weight);
+                count_sublayers(inner, counts, weight);
+            }
+        }
+    }
+}
+
+fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    match nearest(name, known.clone()) {
+        Some(found) => format!("did you mean '{found}'?"),
+        None => format!("known here: {}", known.into_iter().collect::<Vec<_>>().join(", ")),
+    }
+}

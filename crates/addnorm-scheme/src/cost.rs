@@ -1,0 +1,239 @@
+//! The algebra of costs: parameters, norms, arithmetic and memory of a scheme, without a tensor.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+
+use crate::algebra::{Algebra, interpret};
+use crate::plan::{Mix, Place, Plan, Section};
+use crate::scheme::{HeadNormScope, NormKind, Sublayer, SublayerOptions};
+
+/// The sizes that the price depends on besides the scheme.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of the hidden layer of the feed-forward network.
+    pub ffn_width: usize,
+    /// Whether the feed-forward network has a gate matrix.
+    pub gated: bool,
+    /// Whether the linear maps have biases.
+    pub bias: bool,
+    /// Norm kind, where the scheme leaves it open.
+    pub norm: NormKind,
+    /// Vocabulary.
+    pub vocabulary: usize,
+    /// Tokens of one sequence.
+    pub context: usize,
+    /// Whether positions are a learned table.
+    pub learned_positions: bool,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+}
+
+/// What a model costs.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Cost {
+    /// Trainable numbers, a tied head counted once.
+    pub parameters: usize,
+    /// Trainable numbers of each block.
+    pub block_parameters: Vec<usize>,
+    /// Norms of each block, those inside the sublayers included.
+    pub block_norms: Vec<usize>,
+    /// Norms outside the blocks (on the embedding, before the head).
+    pub other_norms: usize,
+    /// Floating-point operations of one forward pass, per token, averaged over a full causal context; a
+    /// multiplication and an addition count as two. A training step takes about three times as many.
+    pub forward_flops_per_token: f64,
+    /// Bytes of `f32` activations kept for the backward pass, per token.
+    pub activation_bytes_per_token: f64,
+}
+
+/// Prices a plan.
+pub fn cost(plan: &Plan, sizes: Sizes) -> Cost {
+    let width = plan.dimensions.width;
+    let mut pricer = Pricer {
+        width,
+        heads: plan.dimensions.heads,
+        norm: plan.norm.unwrap_or(sizes.norm),
+        options: plan.options,
+        sizes,
+        parameters: 0,
+        norms: 0,
+        flops: 0.0,
+        kept: 0.0,
+        kept_values: BTreeSet::new(),
+        values: 0,
+        blocks: Vec::new(),
+        other_norms: 0,
+    };
+    // The embedding itself.
+    let embedding = pricer.value();
+    let Ok(_) = interpret(plan, &mut pricer, embedding);
+    let table = sizes.vocabulary * width;
+    let positions = if sizes.learned_positions { sizes.context * width } else { 0 };
+    let head = if sizes.tied { 0 } else { table };
+    let parameters = pricer.parameters + table + positions + head;
+    Cost {
+        parameters,
+        block_parameters: pricer.blocks.iter().map(|block| block.0).collect(),
+        block_norms: pricer.blocks.iter().map(|block| block.1).collect(),
+        other_norms: pricer.other_norms,
+        forward_flops_per_token: pricer.flops + 2.0 * table as f64,
+        // The head keeps its input and the logits.
+        activation_bytes_per_token: 4.0 * (pricer.kept + width as f64 + sizes.vocabulary as f64),
+    }
+}
+
+struct Pricer {
+    width: usize,
+    heads: usize,
+    norm: NormKind,
+    options: SublayerOptions,
+    sizes: Sizes,
+    parameters: usize,
+    norms: usize,
+    flops: f64,
+    /// Numbers kept for the backward pass, per token.
+    kept: f64,
+    kept_values: BTreeSet<usize>,
+    values: usize,
+    blocks: Vec<(usize, usize)>,
+    other_norms: usize,
+}
+
+/// Operations of a norm per element: mean, variance, normalisation, gain and bias.
+const NORM_FLOPS: f64 = 8.0;
+
+impl Pricer {
+    /// A new value, by number.
+    fn value(&mut self) -> usize {
+        self.values += 1;
+        self.values
+    }
+
+    fn keep(&mut self, value: usize) {
+        if self.kept_values.insert(value) {
+            self.kept += self.width as f64;
+        }
+    }
+
+    fn count_norm(&mut self, width: usize, rows: usize) {
+        self.norms += 1;
+        self.parameters += if self.norm.has_bias() { 2 * width } else { width };
+        self.flops += NORM_FLOPS * (width * rows) as f64;
+    }
+
+    fn linear(&mut self, input: usize, output: usize) {
+        self.parameters += input * output + if self.sizes.bias { output } else { 0 };
+        self.flops += 2.0 * (input * output) as f64;
+    }
+
+    fn attention(&mut self) {
+        let (width, heads) = (self.width, self.heads);
+        let head = width / heads.max(1);
+        let kv = head * self.sizes.kv_heads;
+        self.linear(width, width);
+        self.linear(width, kv);
+        self.linear(width, kv);
+        // Queries, keys, values, and the heads' outputs.
+        self.kept += (2 * width + 2 * kv) as f64;
+        if let Some(norms) = self.options.projection_norms {
+            for (present, count) in [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)] {
+                if present {
+                    match norms.scope {
+                        HeadNormScope::PerHead => self.count_norm(head, count),
+                        HeadNormScope::FullWidth => self.count_norm(head * count, 1),
+                    }
+                    self.kept += (head * count) as f64;
+                }
+            }
+        }
+        // Scores and weighted values over the keys that a token sees on average, and the softmax.
+        let seen = (self.sizes.context as f64 + 1.0) / 2.0;
+        self.flops += seen * (4.0 * width as f64 + 5.0 * heads as f64);
+        if self.options.scaled_heads {
+            self.parameters += heads;
+            self.flops += width as f64;
+            self.kept += width as f64;
+        }
+        if self.options.attention_inner_norm {
+            self.count_norm(width, 1);
+            self.kept += width as f64;
+        }
+        self.linear(width, width);
+    }
+
+    fn feed_forward(&mut self) {
+        let (width, hidden) = (self.width, self.sizes.ffn_width);
+        let inputs = if self.sizes.gated { 2 } else { 1 };
+        for _ in 0..inputs {
+            self.linear(width, hidden);
+        }
+        self.flops += 10.0 * hidden as f64;
+        self.kept += ((inputs + 1) * hidden) as f64;
+        if self.options.ffn_inner_norm {
+            self.count_norm(hidden, 1);
+            self.kept += hidden as f64;
+        }
+        self.linear(hidden, width);
+    }
+}
+
+impl Algebra for Pricer {
+    type Value = usize;
+    type Error = Infallible;
+
+    fn mix(&mut self, _: Place, mix: &Mix, inputs: &[usize]) -> Result<usize, Infallible> {
+        let width = self.width as f64;
+        let scaled = mix.terms.iter().filter(|term| !term.coefficient.folded.is_one()).count();
+        self.flops += width * (mix.terms.len() - 1 + scaled) as f64;
+        // A learned factor's gradient needs what it multiplies.
+        for (term, &input) in mix.terms.iter().zip(inputs) {
+            let mut learned = false;
+            term.coefficient.folded.names(&mut |name| learned |= name != "t");
+            if learned {
+                self.keep(input);
+            }
+        }
+        let output = self.value();
+        if mix.norm.is_some() {
+            self.count_norm(self.width, 1);
+            // The norm keeps what it reads: a stream that is there anyway, or a sum made for it.
+            match inputs {
+                [only] if mix.terms[0].coefficient.folded.is_one() => self.keep(*only),
+                _ => self.kept += width,
+            }
+        }
+        if !mix.scale.folded.is_one() {
+            self.flops += width;
+        }
+        Ok(output)
+    }
+
+    fn apply(&mut self, _: Place, sublayer: Sublayer, input: usize) -> Result<usize, Infallible> {
+        self.keep(input);
+        match sublayer {
+            Sublayer::Attention => self.attention(),
+            Sublayer::FeedForward => self.feed_forward(),
+        }
+        Ok(self.value())
+    }
+
+    fn enter(&mut self, section: &Section, _: &mut [usize]) -> Result<(), Infallible> {
+        if let Place::Block(_) = section.place {
+            self.blocks.push((self.parameters, self.norms));
+        } else {
+            self.other_norms += section.norms().count();
+        }
+        self.parameters +=
+            section.learnables.iter().map(|learnable| if learnable.vector { self.width } else { 1 }).sum::<usize>();
+        Ok(())
+    }
+
+    fn leave(&mut self, section: &Section, _: &mut [usize]) -> Result<(), Infallible> {
+        if let (Place::Block(_), Some(block)) = (section.place, self.blocks.last_mut()) {
+            *block = (self.parameters - block.0, self.norms - block.1);
+        }
+        Ok(())
+    }
+}

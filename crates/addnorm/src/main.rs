@@ -1,0 +1,2 @@
+//! addnorm
+fn main() {}
