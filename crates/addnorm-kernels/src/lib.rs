@@ -35,5 +35,6 @@ pub use linear::linear;
 pub use loss::cross_entropy;
 pub use mix::weighted_sum;
 pub use norm::{Norm, norm};
+pub use optimizer::{AdamwStep, adamw, sum_of_squares};
 pub use rotary::rotary;
 pub use tap::{GradientTap, tap};

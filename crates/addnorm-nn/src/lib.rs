@@ -1,1 +1,27 @@
-//! addnorm-nn
+//! Transformers out of schemes: the Tensors algebra, the sublayers, initialisation and weights.
+//!
+//! A [`Model`] is a plan with sizes: it knows every parameter by name, but holds none. [`Weights`] hold
+//! them. The same model runs on tracked weights for training and on plain ones for everything else.
+//!
+//! This crate does not know what a run is.
+
+mod config;
+mod device;
+mod forward;
+mod layout;
+mod model;
+mod observer;
+mod random;
+mod weights;
+
+pub use config::{ActivationKind, ConfigError, ModelConfig, Positions};
+pub use device::{DeviceError, device};
+pub use forward::{ForwardOptions, Tokens};
+pub use layout::{InitialValue, ParameterInfo, Role};
+pub use model::{GradientError, LossAndGradients, Model, ModelError};
+pub use observer::{NoObserver, Observer};
+pub use random::{Purpose, draw, stream, stream_seed};
+pub use weights::{Weight, Weights, WeightsError};
+
+pub use addnorm_kernels::{AdamwStep, GradientTap, adamw, statistics, sum_of_squares, tap};
+pub use burn::tensor::{DType, Device, Tensor};

@@ -1,1 +1,18 @@
-//! addnorm-train
+//! Training one scheme, and many side by side.
+//!
+//! A [`RunConfig`] says everything that a run depends on; its folder holds it again, resolved, with the
+//! scheme's text and every number that was measured. [`run`] trains, [`compare()`] trains many on equal terms.
+
+mod compare;
+mod config;
+mod folder;
+mod optimizer;
+mod run;
+mod schedule;
+
+pub use compare::{Comparison, ComparisonRow, DefaultComparison, Difference, Progress, compare, default_comparison};
+pub use config::{CONFIG_SECTIONS, RunConfig, TrainConfig, TrainConfigError};
+pub use folder::{FolderError, LoadedRun, MetricLine, RunFolder, RunMeta, load_run};
+pub use optimizer::{AdamW, global_norm};
+pub use run::{RunError, RunOutcome, RunSpec, evaluate, run};
+pub use schedule::{Decay, Schedule};

@@ -1,2 +1,28 @@
-//! addnorm
-fn main() {}
+//! The command line of addnorm.
+
+mod args;
+mod commands;
+mod failure;
+mod printer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.command {
+        Command::Schemes(arguments) => commands::schemes::schemes(&arguments),
+        Command::Show(arguments) => commands::show::show(&arguments),
+        Command::Check(arguments) => commands::check::check(&arguments),
+        Command::Compare(arguments) => commands::compare::compare(&arguments),
+        Command::Train(arguments) => commands::train::train(&arguments),
+        Command::Generate(arguments) => commands::generate::generate(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}

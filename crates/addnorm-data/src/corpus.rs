@@ -1,0 +1,304 @@
+//! Tokens to train on and tokens to validate on.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokenizers::Tokenizer;
+
+use crate::builtin::language;
+use crate::text::{InvalidUtf8, Newlines, TextReport, read_texts};
+
+/// Where tokens come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// Files and folders of text; none for the built-in language.
+    pub paths: Vec<PathBuf>,
+    /// In folders, only files that end so; none for all.
+    pub extensions: Vec<String>,
+    /// A `tokenizer.json`; none for bytes as tokens.
+    pub tokenizer: Option<PathBuf>,
+    /// The share of the tokens, at the end, that is kept for validation.
+    pub validation: f64,
+    /// What to do with bytes that are not UTF-8.
+    pub invalid: InvalidUtf8,
+    /// What to do with line ends.
+    pub newlines: Newlines,
+    /// Tokens that the built-in language makes.
+    pub builtin_tokens: usize,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            paths: Vec::new(),
+            extensions: Vec::new(),
+            tokenizer: None,
+            validation: 0.1,
+            invalid: InvalidUtf8::Error,
+            newlines: Newlines::Keep,
+            builtin_tokens: 1_000_000,
+        }
+    }
+}
+
+/// Why there is no corpus.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The file system's word.
+    #[error("{path} cannot be read: {reason}")]
+    Unreadable {
+        /// The path.
+        path: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// The text is not UTF-8.
+    #[error("{path}: {message}")]
+    Encoding {
+        /// The file.
+        path: String,
+        /// What is wrong and where.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// There is not enough of it.
+    #[error("{0}")]
+    Empty(String),
+    /// A split is shorter than one sequence with its target.
+    #[error("the {part} part has {tokens} tokens; a context of {context} needs at least {needed}")]
+    TooShort {
+        /// Which part.
+        part: &'static str,
+        /// What there is.
+        tokens: usize,
+        /// The context asked for.
+        context: usize,
+        /// What it takes.
+        needed: usize,
+    },
+    /// The tokenizer cannot be used.
+    #[error("the tokenizer {path} cannot be used: {reason}")]
+    Tokenizer {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// A setting is wrong.
+    #[error("[data] {key}: {message}")]
+    Setting {
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl DataError {
+    pub(crate) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
+        DataError::Unreadable { path: path.display().to_string(), reason: error.to_string() }
+    }
+
+    /// What to do about it, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            DataError::Encoding { hint, .. } => Some(hint.clone()),
+            DataError::TooShort { .. } => Some("give more text, or a smaller '--context'".into()),
+            DataError::Tokenizer { .. } => Some("a 'tokenizer.json' in Hugging Face's format is wanted".into()),
+            _ => None,
+        }
+    }
+}
+
+/// How tokens and text correspond.
+#[derive(Debug, Clone)]
+pub enum Vocabulary {
+    /// The words of the built-in language.
+    Words(Vec<&'static str>),
+    /// One token a byte.
+    Bytes,
+    /// A tokenizer's own.
+    Tokenizer(Box<Tokenizer>),
+}
+
+impl Vocabulary {
+    /// Reads the tokenizer, if there is one.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn of(config: &DataConfig) -> Result<Self, DataError> {
+        match &config.tokenizer {
+            Some(path) => {
+                let tokenizer = Tokenizer::from_file(path).map_err(|error| DataError::Tokenizer {
+                    path: path.display().to_string(),
+                    reason: error.to_string(),
+                })?;
+                Ok(Vocabulary::Tokenizer(Box::new(tokenizer)))
+            }
+            None if config.paths.is_empty() => Ok(Vocabulary::Words(language().words)),
+            None => Ok(Vocabulary::Bytes),
+        }
+    }
+
+    /// How many different tokens there are.
+    pub fn size(&self) -> usize {
+        match self {
+            Vocabulary::Words(words) => words.len(),
+            Vocabulary::Bytes => 256,
+            Vocabulary::Tokenizer(tokenizer) => tokenizer.get_vocab_size(true),
+        }
+    }
+
+    /// Text to tokens. Words that the built-in language lacks are an error that names the first.
+    ///
+    /// # Errors
+    /// If a word is unknown or the tokenizer fails.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Vocabulary::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Vocabulary::Words(words) => text
+                .split_whitespace()
+                .map(|word| {
+                    let found = words.iter().position(|known| *known == word);
+                    found.map(|at| at as u32).ok_or_else(|| format!("the built-in language has no word '{word}'"))
+                })
+                .collect(),
+            Vocabulary::Tokenizer(tokenizer) => tokenizer
+                .encode(text, false)
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Tokens to text. Bytes that are no UTF-8 together become U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        match self {
+            Vocabulary::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Vocabulary::Words(words) => {
+                let words: Vec<&str> = tokens.iter().filter_map(|&token| words.get(token as usize).copied()).collect();
+                words.join(" ")
+            }
+            Vocabulary::Tokenizer(tokenizer) => tokenizer.decode(tokens, false).unwrap_or_default(),
+        }
+    }
+}
+
+/// What is known of a corpus, for the record of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CorpusSummary {
+    /// In words.
+    pub description: String,
+    /// SHA-256 over all tokens, in hexadecimal: equal hashes, equal corpora.
+    pub sha256: String,
+    /// Tokens to train on.
+    pub training_tokens: usize,
+    /// Tokens to validate on.
+    pub validation_tokens: usize,
+    /// Different tokens that there may be.
+    pub vocabulary: usize,
+    /// Loss in nats of the best guess that ignores context: the validation tokens under the training
+    /// tokens' frequencies.
+    pub unigram_entropy: f64,
+    /// Loss in nats that no model can beat; known for the built-in language only.
+    pub floor: Option<f64>,
+    /// Bytes of text per token; none where tokens are words of the built-in language.
+    pub bytes_per_token: Option<f64>,
+    /// What reading found; none for the built-in language.
+    pub text: Option<TextReport>,
+}
+
+/// Tokens, parted.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    /// To train on.
+    pub training: Vec<u32>,
+    /// To validate on.
+    pub validation: Vec<u32>,
+    /// How they read.
+    pub vocabulary: Vocabulary,
+    /// What is known.
+    pub summary: CorpusSummary,
+}
+
+impl Corpus {
+    /// Reads or makes the tokens, and parts them: the last share is for validation.
+    ///
+    /// # Errors
+    /// If something cannot be read or a part is too short for the context.
+    pub fn load(config: &DataConfig, context: usize, seed: u64) -> Result<Self, DataError> {
+        if !(config.validation > 0.0 && config.validation < 1.0) {
+            let message = format!("{} is not between 0 and 1", config.validation);
+            return Err(DataError::Setting { key: "validation", message });
+        }
+        let vocabulary = Vocabulary::of(config)?;
+        let (tokens, description, floor, bytes_per_token, text) = if config.paths.is_empty() {
+            if config.tokenizer.is_some() {
+                let message = "a tokenizer needs text to work on; give '--data'".to_string();
+                return Err(DataError::Setting { key: "tokenizer", message });
+            }
+            let language = language();
+            let tokens = language.tokens(config.builtin_tokens.max(1), seed);
+            (tokens, "the built-in language".to_string(), Some(language.floor), None, None)
+        } else {
+            let (text, report) = read_texts(&config.paths, &config.extensions, config.invalid, config.newlines)?;
+            if text.trim().is_empty() {
+                return Err(DataError::Empty("the text is empty".into()));
+            }
+            let tokens = vocabulary.encode(&text).map_err(|reason| DataError::Tokenizer {
+                path: config.tokenizer.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                reason,
+            })?;
+            let names: Vec<String> = config.paths.iter().map(|path| path.display().to_string()).collect();
+            let bytes_per_token = text.len() as f64 / tokens.len().max(1) as f64;
+            let description = format!("{} ({} files, {} bytes)", names.join(", "), report.files, report.bytes);
+            (tokens, description, None, Some(bytes_per_token), Some(report))
+        };
+        let validation_count = (tokens.len() as f64 * config.validation).round() as usize;
+        let (training, validation) = tokens.split_at(tokens.len() - validation_count);
+        for (part, tokens) in [("training", training), ("validation", validation)] {
+            if tokens.len() < context + 1 {
+                return Err(DataError::TooShort { part, tokens: tokens.len(), context, needed: context + 1 });
+            }
+        }
+        let mut hasher = Sha256::new();
+        for token in &tokens {
+            hasher.update(token.to_le_bytes());
+        }
+        let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let summary = CorpusSummary {
+            description,
+            sha256,
+            training_tokens: training.len(),
+            validation_tokens: validation.len(),
+            vocabulary: vocabulary.size(),
+            unigram_entropy: unigram_entropy(training, validation, vocabulary.size()),
+            floor,
+            bytes_per_token,
+            text,
+        };
+        Ok(Self { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary })
+    }
+}
+
+/// Cross-entropy of `validation` under the frequencies of `training`, each count raised by one half so that
+/// a token which only validation has costs something finite.
+fn unigram_entropy(training: &[u32], validation: &[u32], vocabulary: usize) -> f64 {
+    let mut counts = vec![0.5f64; vocabulary];
+    for &token in training {
+        counts[token as usize] += 1.0;
+    }
+    // Tokens that never occur at all get no share.
+    let mut seen = vec![false; vocabulary];
+    for &token in training.iter().chain(validation) {
+        seen[token as usize] = true;
+    }
+    let total: f64 = counts.iter().zip(&seen).filter(|(_, seen)| **seen).map(|(count, _)| count).sum();
+    let loss: f64 = validation.iter().map(|&token| -(counts[token as usize] / total).ln()).sum();
+    loss / validation.len() as f64
+}

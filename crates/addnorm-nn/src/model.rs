@@ -1,0 +1,176 @@
+//! A plan with sizes.
+
+use std::sync::Arc;
+
+use addnorm_kernels::cross_entropy;
+use addnorm_scheme::cost::{Cost, Sizes, cost};
+use addnorm_scheme::{Dimensions, NormKind, Plan, PlanError, Scheme, Stack};
+use burn::tensor::{DType, Device, Tensor};
+
+use crate::config::{ConfigError, ModelConfig, Positions};
+use crate::forward::{ForwardOptions, Tokens, forward};
+use crate::layout::{Layout, ParameterInfo};
+use crate::observer::Observer;
+use crate::weights::{Weight, Weights};
+
+/// A decoder-only Transformer with its scheme: every parameter by name, none of their numbers.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub(crate) plan: Plan,
+    pub(crate) config: ModelConfig,
+    pub(crate) norm: NormKind,
+    pub(crate) layout: Layout,
+}
+
+/// Why a model cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The scheme does not work at this depth.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// A loss with the gradient of every parameter.
+pub struct LossAndGradients {
+    /// Sum of the losses of all positions, in nats.
+    pub total: f64,
+    /// The gradient of `total * scale`, in the order of the parameters.
+    pub gradients: Vec<Weight>,
+}
+
+/// A parameter that no gradient reached. It would never learn, and nothing else would say so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no gradient reaches the parameter '{name}'")]
+pub struct GradientError {
+    /// The parameter.
+    pub name: String,
+}
+
+impl Model {
+    /// Plans the scheme at the configured depth and lists the parameters.
+    ///
+    /// # Errors
+    /// If a setting is wrong or the scheme does not work at this depth.
+    pub fn new(scheme: &Scheme, config: &ModelConfig) -> Result<Self, ModelError> {
+        config.validate()?;
+        let dimensions =
+            Dimensions { blocks: config.blocks, width: config.width, heads: config.heads, stack: Stack::Decoder };
+        let plan = scheme.plan(dimensions)?;
+        let norm = plan.norm.unwrap_or(config.norm);
+        let layout = Layout::new(&plan, config, norm);
+        Ok(Self { plan, config: config.clone(), norm, layout })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The norm kind in use: the scheme's, or the configured one.
+    pub fn norm_kind(&self) -> NormKind {
+        self.norm
+    }
+
+    /// Every parameter.
+    pub fn parameters(&self) -> &[ParameterInfo] {
+        &self.layout.parameters
+    }
+
+    /// Number of trainable numbers; a tied head counts once.
+    pub fn parameter_count(&self) -> usize {
+        self.layout.parameters.iter().map(ParameterInfo::elements).sum()
+    }
+
+    /// What it costs.
+    pub fn cost(&self) -> Cost {
+        let config = &self.config;
+        let sizes = Sizes {
+            kv_heads: config.key_value_heads(),
+            ffn_width: config.hidden_width(),
+            gated: config.activation.is_gated(),
+            bias: config.bias,
+            norm: self.norm,
+            vocabulary: config.vocabulary,
+            context: config.context,
+            learned_positions: config.positions == Positions::Learned,
+            tied: config.tied,
+        };
+        cost(&self.plan, sizes)
+    }
+
+    /// Fresh weights.
+    pub fn initialise(&self, seed: u64, device: &Device, dtype: DType) -> Weights {
+        Weights::initialise(self.parameters(), seed, device, dtype)
+    }
+
+    /// The logits, `[batch, time, vocabulary]`.
+    ///
+    /// # Panics
+    /// If a token is not in the vocabulary or the sequences are longer than a learned table of positions.
+    pub fn logits(
+        &self,
+        weights: &Weights,
+        tokens: &Tokens,
+        options: ForwardOptions,
+        observer: &mut dyn Observer,
+    ) -> Tensor<3> {
+        forward(self, weights, tokens, options, observer)
+    }
+
+    /// The loss of every position in nats, `[batch * time]`.
+    ///
+    /// # Panics
+    /// As [`logits`](Model::logits), or if there is not one target a position.
+    pub fn losses(
+        &self,
+        weights: &Weights,
+        tokens: &Tokens,
+        targets: Arc<[u32]>,
+        options: ForwardOptions,
+        observer: &mut dyn Observer,
+    ) -> Tensor<1> {
+        cross_entropy(self.logits(weights, tokens, options, observer), targets)
+    }
+
+    /// Loss and gradients; the gradients are those of `scale` times the sum of the losses, so that parts of
+    /// a batch add up to the batch whatever their sizes.
+    ///
+    /// # Errors
+    /// If a parameter gets no gradient.
+    ///
+    /// # Panics
+    /// As [`losses`](Model::losses).
+    pub fn loss_and_gradients(
+        &self,
+        weights: &Weights,
+        tokens: &Tokens,
+        targets: Arc<[u32]>,
+        scale: f64,
+        options: ForwardOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<LossAndGradients, GradientError> {
+        let tracked = weights.tracked();
+        let losses = self.losses(&tracked, tokens, targets, options, observer);
+        let total = addnorm_kernels::statistics::to_f64(&losses).iter().sum();
+        let mut gradients = (losses.sum() * scale).backward();
+        let missing = |info: &ParameterInfo| GradientError { name: info.name.clone() };
+        let gradients = tracked
+            .0
+            .iter()
+            .zip(self.parameters())
+            .map(|(weight, info)| match weight {
+                Weight::Vector(leaf) => leaf.grad_remove(&mut gradients).map(Weight::Vector).ok_or_else(|| missing(info)),
+                Weight::Matrix(leaf) => leaf.grad_remove(&mut gradients).map(Weight::Matrix).ok_or_else(|| missing(info)),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(LossAndGradients { total, gradients })
+    }
+}

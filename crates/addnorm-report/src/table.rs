@@ -1,0 +1,174 @@
+//! Tables for the terminal, and the same numbers as JSON.
+
+use addnorm_probe::gradient_ratio;
+use addnorm_train::{Comparison, ComparisonRow, RunOutcome};
+use comfy_table::{CellAlignment, Table, presets};
+
+/// A table without lines, columns parted by two spaces.
+pub fn plain_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    finish(&table)
+}
+
+fn finish(table: &Table) -> String {
+    table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
+}
+
+/// A number with as many digits as it is worth.
+pub(crate) fn short(value: f64) -> String {
+    match value.abs() {
+        _ if value.is_nan() => "NaN".into(),
+        size if size.is_infinite() => if value > 0.0 { "inf".into() } else { "-inf".into() },
+        0.0 => "0".into(),
+        size if size >= 1e5 || size < 1e-3 => format!("{value:.1e}"),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// The columns of the comparison, by their names and a row's values.
+pub(crate) fn columns(comparison: &Comparison) -> Vec<(&'static str, fn(&ComparisonRow) -> String)> {
+    fn loss(row: &ComparisonRow) -> String {
+        if row.diverged > 0 {
+            // No mean over runs of which some have none; what each came to is in the JSON.
+            return "diverged".into();
+        }
+        match row.spread {
+            Some(spread) => format!("{:.4} ± {:.4}", row.mean_loss.0, spread.0),
+            None => format!("{:.4}", row.mean_loss.0),
+        }
+    }
+    let mut columns: Vec<(&'static str, fn(&ComparisonRow) -> String)> =
+        vec![("scheme", |row| row.label.clone()), ("validation loss", loss)];
+    if comparison.corpus.floor.is_some() {
+        columns.push(("above floor", |row| row.above_floor.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+    } else {
+        columns.push(("below unigram", |row| format!("{:.3}", row.below_unigram.0)));
+    }
+    if comparison.corpus.bytes_per_token.is_some() {
+        columns.push(("bits/byte", |row| row.bits_per_byte.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+    }
+    columns.push(("grad 1/L", |row| short(row.gradient_ratio.0)));
+    columns.push(("RMS L", |row| short(row.residual_rms.0)));
+    columns.push(("cosine L", |row| format!("{:.2}", row.token_cosine.0)));
+    columns.push(("tokens/s", |row| format!("{:.0}", row.tokens_per_second)));
+    columns.push(("verdict", |row| row.words.clone()));
+    columns
+}
+
+/// The comparison as a table, with what its columns mean.
+pub fn comparison_text(comparison: &Comparison) -> String {
+    let columns = columns(comparison);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(columns.iter().map(|(name, _)| *name));
+    for row in &comparison.rows {
+        table.add_row(columns.iter().map(|(_, value)| value(row)).collect::<Vec<_>>());
+    }
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if at > 0 && at + 1 < columns.len() {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut text = finish(&table);
+    text.push('\n');
+    text.push_str(&explanation(comparison));
+    text
+}
+
+/// What the numbers mean, and how they were made.
+pub(crate) fn explanation(comparison: &Comparison) -> String {
+    let (corpus, settings) = (&comparison.corpus, &comparison.settings);
+    let floor = match corpus.floor {
+        Some(floor) => format!(", floor {floor:.3} (no model can be below)"),
+        None => String::new(),
+    };
+    let seeds = comparison.rows.first().map_or(0, |row| row.seeds.len());
+    let spread = match seeds {
+        0 | 1 => "one seed, so differences have no spread to be held against; '--seeds 3' gives one".to_string(),
+        count => format!("mean ± sample standard deviation over {count} seeds"),
+    };
+    format!(
+        "losses in nats a token; unigram entropy {:.3}{floor}; {spread}\n\
+         grad 1/L: stream gradient after block 1 over that after block {}, before training; RMS L and cosine L: \
+         residual stream after the last block, at the end\n\
+         {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} at a time on {} threads each; {:.0} s in all\n",
+        corpus.unigram_entropy,
+        settings.model.blocks,
+        settings.train.steps,
+        settings.train.batch,
+        settings.model.context,
+        settings.train.learning_rate,
+        settings.train.warmup,
+        comparison.jobs.0,
+        comparison.jobs.1,
+        comparison.seconds,
+    )
+}
+
+/// The comparison as JSON. Numbers that are not finite are the texts `NaN`, `inf` and `-inf`.
+pub fn comparison_json(comparison: &Comparison) -> String {
+    let report = serde_json::json!({
+        "rows": comparison.rows,
+        "differences": comparison.differences,
+        "settings": comparison.settings,
+        "corpus": comparison.corpus,
+        "jobs": comparison.jobs.0,
+        "threads_per_job": comparison.jobs.1,
+        "seconds": comparison.seconds,
+        "runs": comparison.outcomes.iter().map(|outcome| &outcome.meta).collect::<Vec<_>>(),
+    });
+    serde_json::to_string_pretty(&report).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+/// One run in a few lines.
+pub fn run_text(outcome: &RunOutcome) -> String {
+    let (meta, corpus) = (&outcome.meta, &outcome.meta.corpus);
+    let mut rows = vec![
+        vec!["scheme".to_string(), format!("{} ({})", meta.title, meta.scheme)],
+        vec!["verdict".into(), meta.judgement.words.clone()],
+        vec![
+            "validation loss".into(),
+            format!("{:.4} nats, from {:.4} before training", meta.validation_loss.0, meta.initial_validation_loss.0),
+        ],
+    ];
+    if let Some(floor) = corpus.floor {
+        rows.push(vec!["above floor".into(), format!("{:.4} (floor {floor:.4})", meta.validation_loss.0 - floor)]);
+    }
+    if let Some(bytes) = corpus.bytes_per_token {
+        let bits = meta.validation_loss.0 / std::f64::consts::LN_2 / bytes;
+        rows.push(vec!["bits per byte".into(), format!("{bits:.4}")]);
+    }
+    rows.push(vec!["unigram entropy".into(), format!("{:.4}", corpus.unigram_entropy)]);
+    let start = outcome.layers_by_step().first().copied().unwrap_or(&[]);
+    rows.push(vec!["gradient, block 1 over last".into(), short(gradient_ratio(start))]);
+    if let Some(last) = outcome.last_layers().last() {
+        rows.push(vec!["RMS of the last block".into(), short(last.streams[0].rms.0)]);
+        rows.push(vec!["token cosine, last block".into(), format!("{:.3}", last.token_cosine.0)]);
+    }
+    rows.push(vec!["parameters".into(), meta.parameters.to_string()]);
+    rows.push(vec![
+        "weight decay on".into(),
+        format!("{} of {} tensors (matrices; no gain, bias or scalar)", meta.decayed, meta.tensors),
+    ]);
+    rows.push(vec!["norms".into(), meta.norm.clone()]);
+    rows.push(vec!["tokens".into(), format!("{}, {:.0} a second", meta.tokens, meta.tokens_per_second)]);
+    if meta.dropped_tokens > 0 {
+        rows.push(vec!["unused at the end".into(), format!("{} tokens that fill no window", meta.dropped_tokens)]);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    rows.into_iter().for_each(|row| drop(table.add_row(row)));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    finish(&table)
+}

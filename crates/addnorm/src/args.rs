@@ -1,0 +1,277 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use addnorm_data::{InvalidUtf8, Newlines};
+use addnorm_nn::{ActivationKind, Positions};
+use addnorm_scheme::NormKind;
+use addnorm_train::{Decay, RunConfig};
+use clap::{Args, Parser, Subcommand};
+use serde::de::DeserializeOwned;
+
+/// A workbench for the "Add & Norm" of Transformers: write a scheme, train it, compare it.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List the schemes that come with addnorm
+    Schemes(SchemesArguments),
+    /// Show a scheme: equations, constants at a depth, initialisers, cost
+    Show(ShowArguments),
+    /// Check a scheme's text without running it
+    Check(CheckArguments),
+    /// Train several schemes side by side on equal terms
+    Compare(CompareArguments),
+    /// Train one scheme
+    Train(TrainArguments),
+    /// Let a trained run go on writing from a prompt
+    Generate(GenerateArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct SchemesArguments {
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  addnorm show deepnorm --depth 100
+  addnorm show my.scheme --width 512 --heads 8
+  addnorm show 'each f: x = x + f(norm(x))/L; head: norm(x)'")]
+pub struct ShowArguments {
+    /// A scheme's name, a path to a file, or the text itself
+    pub scheme: String,
+    /// Blocks
+    #[arg(long, default_value_t = 24)]
+    pub depth: usize,
+    /// Width of the residual stream
+    #[arg(long, default_value_t = 64)]
+    pub width: usize,
+    /// Attention heads
+    #[arg(long, default_value_t = 4)]
+    pub heads: usize,
+    /// Write JSON, with LaTeX and the block's diagram as SVG
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    /// A path to a scheme's file, a name, or the text itself
+    pub scheme: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  addnorm compare
+  addnorm compare pre post deepnorm keel --depth 48 --data shakespeare.txt
+  addnorm compare pre 'each f: x = x + f(norm(x))/sqrt(2*L); head: norm(x)' --seeds 3")]
+pub struct CompareArguments {
+    /// Schemes: names, paths to files, or texts. Without any, eight telling ones
+    pub schemes: Vec<String>,
+    #[command(flatten)]
+    pub run: RunFlags,
+    /// Runs of each scheme, with seeds counting up from '--seed'
+    #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
+    /// Runs at one time; they share the threads. Without it, one a core
+    #[arg(long)]
+    pub jobs: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  addnorm train --scheme deepnorm --depth 100 --steps 1000
+  addnorm train run.toml --lr 3e-4")]
+pub struct TrainArguments {
+    /// A configuration file
+    pub config: Option<PathBuf>,
+    /// The scheme: a name, a path to a file, or the text
+    #[arg(long)]
+    pub scheme: Option<String>,
+    #[command(flatten)]
+    pub run: RunFlags,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArguments {
+    /// The folder of a finished run
+    pub run: PathBuf,
+    /// What to go on from
+    #[arg(long)]
+    pub prompt: String,
+    /// Tokens to write
+    #[arg(long, default_value_t = 100)]
+    pub tokens: usize,
+    /// 0 always takes the likeliest token; 1 draws as the model says
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Seed of the draws
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// flex, cuda:N or wgpu
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Settings of a run. Each overrides the configuration file.
+#[derive(Debug, Args)]
+pub struct RunFlags {
+    /// A configuration file (TOML) to start from
+    #[arg(long = "config", value_name = "FILE", id = "config_file")]
+    pub config: Option<PathBuf>,
+    /// Blocks
+    #[arg(long, value_name = "N")]
+    pub depth: Option<usize>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N")]
+    pub width: Option<usize>,
+    /// Attention heads
+    #[arg(long, value_name = "N")]
+    pub heads: Option<usize>,
+    /// Key/value heads, where fewer than heads
+    #[arg(long, value_name = "N")]
+    pub kv_heads: Option<usize>,
+    /// Hidden width of the feed-forward network [default: 4 times the width]
+    #[arg(long, value_name = "N")]
+    pub ffn_width: Option<usize>,
+    /// Tokens of one sequence
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// Norm kind where the scheme leaves it open: layernorm, layernorm_no_bias, rmsnorm
+    #[arg(long, value_parser = word::<NormKind>, value_name = "KIND")]
+    pub norm: Option<NormKind>,
+    /// none, learned, sinusoidal, rope
+    #[arg(long, value_parser = word::<Positions>, value_name = "KIND")]
+    pub positions: Option<Positions>,
+    /// gelu, gelu_tanh, relu, swiglu, geglu
+    #[arg(long, value_parser = word::<ActivationKind>, value_name = "KIND")]
+    pub activation: Option<ActivationKind>,
+    /// Dropout on the embedding and on every branch
+    #[arg(long, value_name = "P")]
+    pub dropout: Option<f64>,
+    /// Use the embedding as the head
+    #[arg(long)]
+    pub tied: bool,
+    /// Linear maps without biases
+    #[arg(long)]
+    pub no_bias: bool,
+    /// Training steps
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Sequences of one step
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Compute a step's sequences in so many parts
+    #[arg(long, value_name = "N")]
+    pub accumulate: Option<usize>,
+    /// Peak learning rate
+    #[arg(long, value_name = "RATE")]
+    pub lr: Option<f64>,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<u64>,
+    /// After the warm-up: constant, linear, cosine
+    #[arg(long, value_parser = word::<Decay>, value_name = "KIND")]
+    pub decay: Option<Decay>,
+    /// AdamW's decoupled weight decay, on matrices only
+    #[arg(long, value_name = "X")]
+    pub weight_decay: Option<f64>,
+    /// Largest global gradient norm; 0 for no clipping
+    #[arg(long, value_name = "X")]
+    pub clip: Option<f64>,
+    /// Seed that every random stream derives from
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Threads in all [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// flex, cuda:N or wgpu
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Text to train on: files and folders. Without it, the built-in language
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// In folders, only files that end so, for example 'py'
+    #[arg(long = "ext", value_name = "EXT", value_delimiter = ',')]
+    pub extensions: Vec<String>,
+    /// A tokenizer.json; without it, bytes are tokens
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Bytes that are not UTF-8: error, replace, or skip the file
+    #[arg(long, value_parser = word::<InvalidUtf8>, value_name = "RULE")]
+    pub invalid: Option<InvalidUtf8>,
+    /// Line ends: keep, or lf
+    #[arg(long, value_parser = word::<Newlines>, value_name = "RULE")]
+    pub newlines: Option<Newlines>,
+    /// Folder to write to [default: a new one under runs/]
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One of the words that a setting knows, spelled as in configuration files.
+fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(said: &str) -> Result<T, String> {
+    T::deserialize(toml::Value::String(said.to_string())).map_err(|error| error.message().to_string())
+}
+
+impl RunFlags {
+    /// Puts what was said over `config`.
+    pub fn apply(&self, config: &mut RunConfig) {
+        fn set<T: Clone>(value: &Option<T>, into: &mut T) {
+            if let Some(value) = value {
+                *into = value.clone();
+            }
+        }
+        let RunConfig { model, train, data, .. } = config;
+        set(&self.depth, &mut model.blocks);
+        set(&self.width, &mut model.width);
+        set(&self.heads, &mut model.heads);
+        set(&self.kv_heads, &mut model.kv_heads);
+        set(&self.ffn_width, &mut model.ffn_width);
+        set(&self.context, &mut model.context);
+        set(&self.norm, &mut model.norm);
+        set(&self.positions, &mut model.positions);
+        set(&self.activation, &mut model.activation);
+        set(&self.dropout, &mut model.dropout);
+        model.tied |= self.tied;
+        model.bias &= !self.no_bias;
+        set(&self.steps, &mut train.steps);
+        set(&self.batch, &mut train.batch);
+        set(&self.accumulate, &mut train.accumulate);
+        set(&self.lr, &mut train.learning_rate);
+        set(&self.warmup, &mut train.warmup);
+        set(&self.decay, &mut train.decay);
+        set(&self.weight_decay, &mut train.weight_decay);
+        set(&self.clip, &mut train.clip);
+        set(&self.seed, &mut train.seed);
+        set(&self.threads, &mut train.threads);
+        set(&self.device, &mut train.device);
+        if !self.data.is_empty() {
+            data.paths = self.data.clone();
+        }
+        if !self.extensions.is_empty() {
+            data.extensions = self.extensions.iter().map(|extension| extension.trim_start_matches('.').into()).collect();
+        }
+        if self.tokenizer.is_some() {
+            data.tokenizer = self.tokenizer.clone();
+        }
+        set(&self.invalid, &mut data.invalid);
+        set(&self.newlines, &mut data.newlines);
+    }
+}

@@ -1,0 +1,62 @@
+//! One file a command.
+
+pub mod check;
+pub mod compare;
+pub mod generate;
+pub mod schemes;
+pub mod show;
+pub mod train;
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use addnorm_train::RunConfig;
+
+use crate::failure::Failure;
+
+/// Reads a configuration file.
+pub fn read_config(path: &Path) -> Result<RunConfig, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::input(format!("the configuration {} cannot be read: {error}", path.display())))?;
+    RunConfig::from_toml(&text).map_err(|mut error| {
+        error.message = format!("{}: {}", path.display(), error.message);
+        error.into()
+    })
+}
+
+/// The folder to write to: the one that was asked for, or a new one under `runs/`.
+pub fn output_folder(asked: Option<&Path>, kind: &str) -> Result<PathBuf, Failure> {
+    if let Some(path) = asked {
+        let occupied = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+        if occupied {
+            let message = format!("the folder {} is not empty", path.display());
+            return Err(Failure::input(message).hint("give another '--out', or remove the folder"));
+        }
+        return Ok(path.to_path_buf());
+    }
+    let stamp = timestamp();
+    let mut path = PathBuf::from(format!("runs/{kind}-{stamp}"));
+    let mut count = 1;
+    while path.exists() {
+        count += 1;
+        path = PathBuf::from(format!("runs/{kind}-{stamp}-{count}"));
+    }
+    Ok(path)
+}
+
+/// Now, in UTC, as `20260131-235959`.
+fn timestamp() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let (days, rest) = ((seconds / 86_400) as i64, seconds % 86_400);
+    // Civil date from days since 1970 (Howard Hinnant's algorithm).
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_part = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_part + 2) / 5 + 1;
+    let month = if month_part < 10 { month_part + 3 } else { month_part - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}

@@ -1,0 +1,155 @@
+//! `addnorm show`
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use addnorm_nn::{InitialValue, Model, ModelConfig, Role};
+use addnorm_scheme::diagram::diagram;
+use addnorm_scheme::prose::{prose, scalar_as_text};
+use addnorm_scheme::{Scalar, lookup};
+
+use crate::args::ShowArguments;
+use crate::failure::Failure;
+use crate::printer;
+
+/// Vocabulary that the price of embedding and head is shown for.
+const VOCABULARY: usize = 256;
+
+pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
+    let scheme = lookup(&arguments.scheme)?;
+    let config = ModelConfig {
+        blocks: arguments.depth,
+        width: arguments.width,
+        heads: arguments.heads,
+        vocabulary: VOCABULARY,
+        ..ModelConfig::default()
+    };
+    let model = Model::new(&scheme, &config).map_err(Failure::input)?;
+    let (plan, cost) = (model.plan(), model.cost());
+    let words = prose(plan);
+    let depth = arguments.depth;
+    let mut shown: Vec<usize> = vec![1, depth.div_ceil(2), depth];
+    shown.dedup();
+    // Constants, and every factor that stands in an equation as a number of its own.
+    let names: Vec<&str> = plan.blocks[0].constants.iter().map(|(name, _)| name.as_str()).collect();
+    let constant = |name: &str, block: usize| {
+        let found = plan.blocks[block - 1].constants.iter().find(|(known, _)| known == name);
+        found.map_or_else(String::new, |(_, value)| match value {
+            Scalar::Number(number) => format!("{number:.4}"),
+            other => scalar_as_text(other),
+        })
+    };
+    let initialisers: Vec<[String; 3]> = {
+        let mut rows: Vec<[String; 3]> = Vec::new();
+        for info in model.parameters() {
+            if let (Role::Matrix(kind), InitialValue::Random(initializer)) = (info.role, info.initial) {
+                let words = initializer.describe();
+                match rows.iter_mut().find(|row| row[0] == kind.name()) {
+                    Some(row) => row[2] = words,
+                    None => rows.push([kind.name().to_string(), words.clone(), words]),
+                }
+            }
+        }
+        rows
+    };
+    if arguments.json {
+        let diagrams: Vec<_> = words
+            .blocks
+            .iter()
+            .map(|blocks| {
+                let title = format!("{}, blocks {} to {}", scheme.title, blocks.first, blocks.last);
+                diagram(&plan.blocks[blocks.first - 1], &plan.streams, &title)
+            })
+            .collect();
+        let constants: Vec<_> = shown
+            .iter()
+            .map(|&block| {
+                let values: serde_json::Map<_, _> =
+                    names.iter().map(|name| (name.to_string(), constant(name, block).into())).collect();
+                serde_json::json!({ "block": block, "constants": values })
+            })
+            .collect();
+        let report = serde_json::json!({
+            "name": scheme.name, "title": scheme.title, "papers": scheme.papers, "notes": scheme.notes,
+            "depth": depth, "width": arguments.width, "heads": arguments.heads, "streams": plan.streams,
+            "equations": words, "constants": constants, "diagrams": diagrams,
+            "norm": model.norm_kind().name(), "epsilon": config.epsilon,
+            "norms": shown.iter().map(|&block| serde_json::json!({
+                "block": block, "names": plan.blocks[block - 1].norms().collect::<Vec<_>>(),
+                "count": cost.block_norms[block - 1],
+            })).collect::<Vec<_>>(),
+            "initialisers": initialisers.iter().map(|[kind, first, last]| serde_json::json!({
+                "matrix": kind, "first_block": first, "last_block": last,
+            })).collect::<Vec<_>>(),
+            "cost": cost, "lints": scheme.lints, "source": scheme.source,
+        });
+        printer::result(&serde_json::to_string_pretty(&report).map_err(Failure::run)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write!(text, "{}", scheme.title);
+    if !scheme.papers.is_empty() {
+        let _ = write!(text, " ({})", scheme.papers.join(", "));
+    }
+    text.push('\n');
+    for note in &scheme.notes {
+        let _ = writeln!(text, "{note}");
+    }
+    if !words.embed.is_empty() {
+        let _ = writeln!(text, "\nembedding:");
+        words.embed.iter().for_each(|equation| drop(writeln!(text, "    {}", equation.text)));
+    }
+    text.push('\n');
+    for blocks in &words.blocks {
+        let range = match (blocks.first, blocks.last) {
+            (first, last) if first == last => format!("block {first}:"),
+            (first, last) => format!("blocks {first} to {last}:"),
+        };
+        let _ = writeln!(text, "{range}");
+        blocks.equations.iter().for_each(|equation| drop(writeln!(text, "    {}", equation.text)));
+    }
+    let _ = writeln!(text, "{}", words.head.text);
+    let header: Vec<String> =
+        std::iter::once(String::new()).chain(shown.iter().map(|block| format!("block {block}"))).collect();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let mut rows = Vec::new();
+    for name in &names {
+        rows.push(std::iter::once(name.to_string()).chain(shown.iter().map(|&block| constant(name, block))).collect());
+    }
+    for learnable in &plan.blocks[depth - 1].learnables {
+        let size = if learnable.vector { "vector" } else { "scalar" };
+        let label = format!("{} (learned {size}, starts at)", learnable.name);
+        let value = |block: usize| {
+            let found = plan.blocks[block - 1].learnables.iter().find(|known| known.name == learnable.name);
+            found.map_or_else(String::new, |learnable| format!("{}", learnable.initial))
+        };
+        rows.push(std::iter::once(label).chain(shown.iter().map(|&block| value(block))).collect());
+    }
+    let counts = |values: &[usize]| shown.iter().map(|&block| values[block - 1].to_string()).collect::<Vec<_>>();
+    rows.push(std::iter::once("norms".to_string()).chain(counts(&cost.block_norms)).collect());
+    rows.push(std::iter::once("parameters".to_string()).chain(counts(&cost.block_parameters)).collect());
+    let _ = write!(text, "\n{}", addnorm_report::plain_table(&header, rows));
+    let rows = initialisers.iter().map(|row| row.to_vec()).collect();
+    let _ = write!(text, "\n{}", addnorm_report::plain_table(&["matrix", "starts from, first block", "last block"], rows));
+    let _ = writeln!(
+        text,
+        "\nAt width {}, {} heads, {} blocks, vocabulary {VOCABULARY}, context {}: {} parameters, {:.0} kFLOP forward\n\
+         and {:.1} kB of activations a token. Norms are {} with epsilon {:e} inside the root.",
+        arguments.width,
+        arguments.heads,
+        depth,
+        config.context,
+        cost.parameters,
+        cost.forward_flops_per_token / 1e3,
+        cost.activation_bytes_per_token / 1e3,
+        model.norm_kind().name(),
+        config.epsilon,
+    );
+    printer::result(&text);
+    for lint in &scheme.lints {
+        let place = lint.line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        printer::message(&format!("warning: {place}{} [{}]", lint.message, lint.code));
+    }
+    Ok(ExitCode::SUCCESS)
+}

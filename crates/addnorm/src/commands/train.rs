@@ -1,0 +1,51 @@
+//! `addnorm train`
+
+use std::process::ExitCode;
+
+use addnorm_probe::{Ending, Verdict};
+use addnorm_scheme::lookup;
+use addnorm_train::{Progress, RunConfig, RunSpec};
+
+use crate::args::TrainArguments;
+use crate::commands::compare::prepare;
+use crate::commands::{output_folder, read_config};
+use crate::failure::Failure;
+use crate::printer::{self, Bars};
+
+pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
+    let mut config = match (&arguments.config, &arguments.run.config) {
+        (Some(_), Some(_)) => return Err(Failure::input("two configuration files are given")),
+        (Some(path), None) | (None, Some(path)) => read_config(path)?,
+        (None, None) => RunConfig::default(),
+    };
+    arguments.run.apply(&mut config);
+    if let Some(scheme) = &arguments.scheme {
+        config.scheme.clone_from(scheme);
+    }
+    if config.scheme.is_empty() {
+        return Err(Failure::input("no scheme is given").hint("add '--scheme pre', or 'scheme = \"pre\"' to the file"));
+    }
+    let scheme = lookup(&config.scheme)?;
+    for lint in &scheme.lints {
+        printer::message(&format!("warning: {}: {} [{}]", scheme.name, lint.message, lint.code));
+    }
+    let corpus = prepare(&mut config)?;
+    let folder = output_folder(arguments.run.out.as_deref(), &format!("train-{}", scheme.name))?;
+    let spec = RunSpec { label: scheme.name.clone(), scheme, config };
+    let bars = Bars::new(1, spec.config.train.steps);
+    bars.started(0, &spec.label, spec.config.train.steps);
+    let outcome = addnorm_train::run(&spec, &corpus, Some(&folder), &|step, loss| bars.stepped(0, step, loss))?;
+    bars.finished(0, &outcome.meta.judgement.words);
+    let diverged = matches!(outcome.meta.ending, Ending::Diverged { .. });
+    addnorm_report::write_run(&outcome, &folder)
+        .map_err(|error| Failure::run(format!("the report cannot be written: {error}")))?;
+    if arguments.run.json {
+        printer::result(&serde_json::to_string_pretty(&outcome.meta).map_err(Failure::run)?);
+    } else {
+        printer::result(&addnorm_report::run_text(&outcome));
+    }
+    printer::message(&format!("\n{}", folder.join("report.html").display()));
+    // A run that broke off is a failed run; one that stays at unigram has been made, and is a finding.
+    let failed = diverged || outcome.meta.judgement.verdict == Verdict::Diverged;
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
