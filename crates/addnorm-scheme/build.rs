@@ -10,7 +10,8 @@ fn main() {
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "scheme"))
         .collect();
-    files.sort();
+    // By name, not by path: '-' comes before '.'.
+    files.sort_by_key(|path| path.file_stem().map(|stem| stem.to_owned()));
     let mut table = String::from("&[\n");
     for file in &files {
         let name = file.file_stem().and_then(|stem| stem.to_str()).expect("scheme files have plain names");

@@ -50,7 +50,10 @@ impl Activation {
             Activation::GeluTanh => {
                 let t = tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x));
                 let inner = E::of(TANH_SCALE) * (one + E::of(3.0 * TANH_CUBE) * x * x);
-                half * (one + t) + half * x * (one - t * t) * inner
+                let flat = one - t * t;
+                // Where tanh has saturated its slope is 0, even if the square of x overflows.
+                let rest = half * x * flat * inner;
+                half * (one + t) + if flat == E::default() { flat } else { rest }
             }
             Activation::Relu => if x < E::default() { E::default() } else if x > E::default() { one } else { x },
             Activation::Silu => {

@@ -1,7 +1,7 @@
 //! Layer normalisation and RMS normalisation.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
 use crate::element::Element;
@@ -10,8 +10,8 @@ use crate::flex::{self, Kernel, for_element};
 /// Rows that one task handles. Fixed, so that sums do not depend on the number of threads.
 const ROWS: usize = 64;
 
-/// What a norm computes: `scale * (gain * (x - mean) / sqrt(variance + epsilon) + bias)` over the last
-/// dimension, with the biased variance; without centring the mean is taken as 0 (arXiv:1607.06450,
+/// What a norm computes: `scale * ((offset + gain) * (x - mean) / sqrt(variance + epsilon) + bias)` over the
+/// last dimension, with the biased variance; without centring the mean is taken as 0 (arXiv:1607.06450,
 /// arXiv:1910.07467).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
@@ -21,6 +21,11 @@ pub struct Norm {
     pub epsilon: f64,
     /// A fixed factor on the result.
     pub scale: f64,
+    /// Added to the gain after widening: 1 where the stored gain is the difference from one, else 0.
+    pub gain_offset: f64,
+    /// In half precision, whether the normalised value is rounded before it meets the gain, as LLaMA does,
+    /// or after, as Gemma does. Without effect in `f32` and `f64`.
+    pub round_before_gain: bool,
 }
 
 impl Norm {
@@ -63,6 +68,9 @@ pub fn norm(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, norm
         assert_eq!(vector.dims()[0], width, "a norm's gain and bias have the width of its input");
     }
     assert!(bias.is_none() || gain.is_some(), "a norm with a bias has a gain");
+    if matches!(x.dtype(), DType::F16 | DType::BF16) {
+        return half(x, gain, bias, norm);
+    }
     if flex::is_flex(&x) {
         let mut inputs = vec![flex::input(x)];
         inputs.extend(gain.map(flex::input));
@@ -72,25 +80,43 @@ pub fn norm(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, norm
     composed(x, gain, bias, norm)
 }
 
+/// Half precision: the statistics and the gain are computed in `f32`, and the result is rounded last, or
+/// before the gain where the model was trained so.
+fn half(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, settings: Norm) -> Tensor<3> {
+    let dtype = x.dtype();
+    let [_, _, width] = x.dims();
+    let wide = |vector: Tensor<1>| vector.cast(DType::F32);
+    let x = x.cast(DType::F32);
+    let (gain, bias) = (gain.map(wide), bias.map(wide));
+    if !settings.round_before_gain {
+        return norm(x, gain, bias, settings).cast(dtype);
+    }
+    let mut y = norm(x, None, None, settings).cast(dtype).cast(DType::F32);
+    if let Some(gain) = gain {
+        y = y * (gain + settings.gain_offset).reshape([1, 1, width]);
+    }
+    if let Some(bias) = bias {
+        y = y + bias.reshape([1, 1, width]) * settings.scale;
+    }
+    y.cast(dtype)
+}
+
 /// The same out of Burn's operators, for other devices.
 ///
-/// The row is first divided by its largest magnitude and shifted by its first element, both constants to
-/// the gradient: the norm does not change (the epsilon is scaled along), and no square overflows.
+/// The row is first shifted by its first element, which is exact where a common offset is large, and then
+/// divided by its largest magnitude. Both are constants to the gradient: the norm does not change (the
+/// epsilon is scaled along), and no square overflows.
 pub fn composed(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, norm: Norm) -> Tensor<3> {
     let [_, _, width] = x.dims();
-    let largest = x.clone().detach().abs().max_dim(2).clamp_min(1e-30);
-    let scaled = x / largest.clone();
-    let centred = if norm.centre {
-        let shifted = scaled.clone() - scaled.detach().slice_dim(2, 0..1);
-        shifted.clone() - shifted.mean_dim(2)
-    } else {
-        scaled
-    };
+    let shifted = if norm.centre { x.clone() - x.detach().slice_dim(2, 0..1) } else { x };
+    let largest = shifted.clone().detach().abs().max_dim(2).clamp_min(1e-30);
+    let scaled = shifted / largest.clone();
+    let centred = if norm.centre { scaled.clone() - scaled.mean_dim(2) } else { scaled };
     let variance = (centred.clone() * centred.clone()).mean_dim(2);
-    let epsilon = largest.clone().recip() * largest.recip() * norm.epsilon;
+    let epsilon = largest.recip().powi_scalar(2) * norm.epsilon;
     let mut y = centred / (variance + epsilon).sqrt();
     if let Some(gain) = gain {
-        y = y * gain.reshape([1, 1, width]);
+        y = y * (gain + norm.gain_offset).reshape([1, 1, width]);
     }
     if let Some(bias) = bias {
         y = y + bias.reshape([1, 1, width]);
@@ -116,12 +142,12 @@ impl Kernel for Norm {
                             (Some(gain), Some(bias)) => {
                                 for i in 0..width {
                                     let normal = (x[i].wide() - mean) * reciprocal;
-                                    y[i] = E::of(normal * gain[i].wide() + bias[i].wide() * self.scale);
+                                    y[i] = E::of(normal * (gain[i].wide() + self.gain_offset) + bias[i].wide() * self.scale);
                                 }
                             }
                             (Some(gain), None) => {
                                 for i in 0..width {
-                                    y[i] = E::of((x[i].wide() - mean) * reciprocal * gain[i].wide());
+                                    y[i] = E::of((x[i].wide() - mean) * reciprocal * (gain[i].wide() + self.gain_offset));
                                 }
                             }
                             _ => {
@@ -172,7 +198,7 @@ impl Kernel for Norm {
                         }
                         if let Some(gain) = gain {
                             for i in 0..width {
-                                scaled[i] *= gain[i].wide();
+                                scaled[i] *= gain[i].wide() + self.gain_offset;
                             }
                         }
                         let along = dot(&scaled, &normal) / width as f64;

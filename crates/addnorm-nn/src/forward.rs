@@ -103,7 +103,13 @@ impl Tensors<'_> {
     fn norm(&self, x: Tensor<3>, at: NormAt, scale: f64) -> Tensor<3> {
         let parameter = |index: usize| self.weights.0[index].vector();
         let kind = self.model.norm;
-        let norm_of = Norm { centre: kind.centres(), epsilon: self.config().epsilon, scale };
+        let norm_of = Norm {
+            centre: kind.centres(),
+            epsilon: self.config().epsilon,
+            scale,
+            gain_offset: kind.gain_offset(),
+            round_before_gain: false,
+        };
         norm(x, Some(parameter(at.gain)), at.bias.map(parameter), norm_of)
     }
 

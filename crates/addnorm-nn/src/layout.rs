@@ -192,7 +192,9 @@ impl Builder<'_> {
     }
 
     fn norm(&mut self, name: &str, width: usize, block: Option<usize>) -> NormAt {
-        let gain = self.add(format!("{name}.gain"), vec![width], Role::Gain, block, InitialValue::Constant(1.0));
+        // The gain in effect starts at one, however it is stored.
+        let initial = InitialValue::Constant(1.0 - self.norm.gain_offset());
+        let gain = self.add(format!("{name}.gain"), vec![width], Role::Gain, block, initial);
         let bias = self.norm.has_bias().then(|| {
             self.add(format!("{name}.bias"), vec![width], Role::NormBias, block, InitialValue::Constant(0.0))
         });

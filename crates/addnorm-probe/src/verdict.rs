@@ -88,9 +88,10 @@ pub fn judge(
 fn reasons(start: &[LayerStatistics], end: &[LayerStatistics]) -> Vec<String> {
     let mut reasons = Vec::new();
     let blocks = start.len().saturating_sub(1);
-    let ratio = gradient_ratio(start);
+    let ratio = gradient_ratio(end);
     if ratio < VANISHED {
-        reasons.push(format!("gradient at block 1 is {ratio:.0e} of block {blocks}"));
+        let since = if gradient_ratio(start) < VANISHED { " from the start" } else { "" };
+        reasons.push(format!("gradient at block 1 is {ratio:.0e} of block {blocks}{since}"));
     } else if ratio > 1.0 / VANISHED {
         reasons.push(format!("gradient at block 1 is {ratio:.0e} times that of block {blocks}"));
     }

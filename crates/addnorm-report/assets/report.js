@@ -35,10 +35,19 @@
       stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 },
       font: "12px system-ui, sans-serif", values: (_, splits) => splits.map(value => value === null ? "" : tick(value)),
     };
+    // One line a power of ten, or every few of them: the minor lines of a log axis say nothing here.
+    const decades = (_, __, min, max) => {
+      const first = Math.ceil(Math.log10(min)), last = Math.floor(Math.log10(max));
+      const every = Math.max(1, Math.ceil((last - first) / 5));
+      const powers = [];
+      for (let power = first; power <= last; power += every) powers.push(+`1e${power}`);
+      if (powers.length > 1) return powers;
+      return [1, 2, 5].flatMap(digit => [first - 1, first, first + 1].map(power => +`${digit}e${power}`)).filter(y => y >= min && y <= max).sort((a, b) => a - b);
+    };
     const chart = new uPlot({
       width: place.clientWidth || 600, height: options.height, cursor: { points: { size: 6 }, drag: { x: false, y: false } },
       scales: { x: { time: false }, y: { distr: options.log ? 3 : 1, range: [low, high] } },
-      axes: [{ ...axis, label: options.xLabel, labelSize: 18, size: 34, labelFont: "12px system-ui, sans-serif" }, { ...axis, size: 58 }],
+      axes: [{ ...axis, label: options.xLabel, labelSize: 18, size: 34, labelFont: "12px system-ui, sans-serif" }, { ...axis, size: 58, ...(options.log ? { splits: decades, filter: (_, splits) => splits } : {}) }],
       series: [{}, ...shown.map(line => ({
         label: line.label, stroke: colour(line.scheme), width: 2, dash: line.dash, points: { show: line.ys.length < 3 || options.points, size: 5 },
       }))],

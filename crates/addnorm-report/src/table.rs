@@ -98,8 +98,8 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     };
     format!(
         "losses in nats a token; unigram entropy {:.3}{floor}; {spread}\n\
-         grad 1/L: stream gradient after block 1 over that after block {}, before training; RMS L and cosine L: \
-         residual stream after the last block, at the end\n\
+         at the end of training: grad 1/L, stream gradient after block 1 over that after block {}; RMS L and cosine L, \
+         residual stream after the last block\n\
          {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} at a time on {} threads each; {:.0} s in all\n",
         corpus.unigram_entropy,
         settings.model.blocks,
@@ -149,7 +149,8 @@ pub fn run_text(outcome: &RunOutcome) -> String {
     }
     rows.push(vec!["unigram entropy".into(), format!("{:.4}", corpus.unigram_entropy)]);
     let start = outcome.layers_by_step().first().copied().unwrap_or(&[]);
-    rows.push(vec!["gradient, block 1 over last".into(), short(gradient_ratio(start))]);
+    let (first, last) = (short(gradient_ratio(start)), short(gradient_ratio(outcome.last_layers())));
+    rows.push(vec!["gradient, block 1 over last".into(), format!("{last}, from {first} before training")]);
     if let Some(last) = outcome.last_layers().last() {
         rows.push(vec!["RMS of the last block".into(), short(last.streams[0].rms.0)]);
         rows.push(vec!["token cosine, last block".into(), format!("{:.3}", last.token_cosine.0)]);
@@ -166,7 +167,9 @@ pub fn run_text(outcome: &RunOutcome) -> String {
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    rows.into_iter().for_each(|row| drop(table.add_row(row)));
+    for row in rows {
+        table.add_row(row);
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }

@@ -14,14 +14,17 @@ pub enum NormKind {
     LayernormNoBias,
     /// gain * x / sqrt(mean(x^2) + eps) (arXiv:1910.07467).
     Rmsnorm,
+    /// Rmsnorm whose stored gain is the difference from one: (1 + gain) * x / sqrt(mean(x^2) + eps) (Gemma).
+    RmsnormOnePlus,
 }
 
 impl NormKind {
     /// Every kind, by the name it has in schemes and configurations.
-    pub const ALL: [(&'static str, NormKind); 3] = [
+    pub const ALL: [(&'static str, NormKind); 4] = [
         ("layernorm", NormKind::Layernorm),
         ("layernorm_no_bias", NormKind::LayernormNoBias),
         ("rmsnorm", NormKind::Rmsnorm),
+        ("rmsnorm_one_plus", NormKind::RmsnormOnePlus),
     ];
 
     /// The kind of that name.
@@ -36,7 +39,12 @@ impl NormKind {
 
     /// Whether the mean is taken off.
     pub fn centres(self) -> bool {
-        !matches!(self, NormKind::Rmsnorm)
+        !matches!(self, NormKind::Rmsnorm | NormKind::RmsnormOnePlus)
+    }
+
+    /// What is added to the stored gain.
+    pub fn gain_offset(self) -> f64 {
+        if self == NormKind::RmsnormOnePlus { 1.0 } else { 0.0 }
     }
 
     /// Whether it has a bias.

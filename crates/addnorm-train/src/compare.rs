@@ -68,6 +68,8 @@ pub struct ComparisonRow {
     /// Mean loss in bits per byte of text, where there is text.
     pub bits_per_byte: Option<Number>,
     /// Stream gradient at the first block over that at the last before training, geometric mean over seeds.
+    pub initial_gradient_ratio: Number,
+    /// The same at the end.
     pub gradient_ratio: Number,
     /// RMS of the first stream after the last block, at the end, mean over seeds.
     pub residual_rms: Number,
@@ -199,7 +201,8 @@ fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> Compa
         let squares: f64 = losses.iter().map(|loss| (loss - centre) * (loss - centre)).sum();
         Number((squares / (losses.len() - 1) as f64).sqrt())
     });
-    let first_ratio = |outcome: &RunOutcome| gradient_ratio(outcome.layers_by_step().first().copied().unwrap_or(&[]));
+    let first = |outcome: &RunOutcome| gradient_ratio(outcome.layers_by_step().first().copied().unwrap_or(&[]));
+    let geometric = |ratio: &dyn Fn(&RunOutcome) -> f64| mean(outcomes.iter().map(|outcome| ratio(outcome).ln())).exp();
     let last = |outcome: &RunOutcome, pick: fn(&addnorm_probe::LayerStatistics) -> f64| {
         outcome.last_layers().last().map_or(f64::NAN, pick)
     };
@@ -226,7 +229,8 @@ fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> Compa
         above_floor: corpus.floor.map(|floor| (mean_loss - floor).into()),
         below_unigram: (corpus.unigram_entropy - mean_loss).into(),
         bits_per_byte: corpus.bytes_per_token.map(|bytes| (mean_loss / std::f64::consts::LN_2 / bytes).into()),
-        gradient_ratio: mean(outcomes.iter().map(|outcome| first_ratio(outcome).ln())).exp().into(),
+        initial_gradient_ratio: geometric(&first).into(),
+        gradient_ratio: geometric(&|outcome| gradient_ratio(outcome.last_layers())).into(),
         residual_rms: mean(outcomes.iter().map(|outcome| last(outcome, |layer| layer.streams[0].rms.0))).into(),
         token_cosine: mean(outcomes.iter().map(|outcome| last(outcome, |layer| layer.token_cosine.0))).into(),
         tokens_per_second: mean(outcomes.iter().map(|outcome| outcome.meta.tokens_per_second)),

@@ -98,7 +98,9 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
     }
     if !words.embed.is_empty() {
         let _ = writeln!(text, "\nembedding:");
-        words.embed.iter().for_each(|equation| drop(writeln!(text, "    {}", equation.text)));
+        for equation in &words.embed {
+            let _ = writeln!(text, "    {}", equation.text);
+        }
     }
     text.push('\n');
     for blocks in &words.blocks {
@@ -107,7 +109,9 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
             (first, last) => format!("blocks {first} to {last}:"),
         };
         let _ = writeln!(text, "{range}");
-        blocks.equations.iter().for_each(|equation| drop(writeln!(text, "    {}", equation.text)));
+        for equation in &blocks.equations {
+            let _ = writeln!(text, "    {}", equation.text);
+        }
     }
     let _ = writeln!(text, "{}", words.head.text);
     let header: Vec<String> =
