@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
 use crate::builtin::language;
+use crate::windows::validation_windows;
 use crate::text::{InvalidUtf8, Newlines, TextReport, read_texts};
 
 /// Where tokens come from.
@@ -202,8 +203,8 @@ pub struct CorpusSummary {
     pub validation_tokens: usize,
     /// Different tokens that there may be.
     pub vocabulary: usize,
-    /// Loss in nats of the best guess that ignores context: the validation tokens under the training
-    /// tokens' frequencies.
+    /// Loss in nats of the best guess that ignores context: the validation targets that are used, under the
+    /// training tokens' frequencies.
     pub unigram_entropy: f64,
     /// Loss in nats that no model can beat; known for the built-in language only.
     pub floor: Option<f64>,
@@ -227,11 +228,12 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Reads or makes the tokens, and parts them: the last share is for validation.
+    /// Reads or makes the tokens, and parts them: the last share is for validation, of which windows with
+    /// `eval_tokens` tokens in all are used.
     ///
     /// # Errors
     /// If something cannot be read or a part is too short for the context.
-    pub fn load(config: &DataConfig, context: usize, seed: u64) -> Result<Self, DataError> {
+    pub fn load(config: &DataConfig, context: usize, eval_tokens: usize, seed: u64) -> Result<Self, DataError> {
         if !(config.validation > 0.0 && config.validation < 1.0) {
             let message = format!("{} is not between 0 and 1", config.validation);
             return Err(DataError::Setting { key: "validation", message });
@@ -254,7 +256,11 @@ impl Corpus {
                 path: config.tokenizer.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
                 reason,
             })?;
-            let names: Vec<String> = config.paths.iter().map(|path| path.display().to_string()).collect();
+            let mut names: Vec<String> = config.paths.iter().take(3).map(|path| path.display().to_string()).collect();
+            if config.paths.len() > 3 {
+                names.truncate(1);
+                names.push(format!("{} more", config.paths.len() - 1));
+            }
             let bytes_per_token = text.len() as f64 / tokens.len().max(1) as f64;
             let description = format!("{} ({} files, {} bytes)", names.join(", "), report.files, report.bytes);
             (tokens, description, None, Some(bytes_per_token), Some(report))
@@ -271,13 +277,16 @@ impl Corpus {
             hasher.update(token.to_le_bytes());
         }
         let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        // Of the very targets that losses are compared with it on.
+        let windows = validation_windows(validation, context, eval_tokens.div_ceil(context));
+        let targets: Vec<u32> = windows.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
         let summary = CorpusSummary {
             description,
             sha256,
             training_tokens: training.len(),
             validation_tokens: validation.len(),
             vocabulary: vocabulary.size(),
-            unigram_entropy: unigram_entropy(training, validation, vocabulary.size()),
+            unigram_entropy: unigram_entropy(training, &targets, vocabulary.size()),
             floor,
             bytes_per_token,
             text,
@@ -286,19 +295,19 @@ impl Corpus {
     }
 }
 
-/// Cross-entropy of `validation` under the frequencies of `training`, each count raised by one half so that
-/// a token which only validation has costs something finite.
-fn unigram_entropy(training: &[u32], validation: &[u32], vocabulary: usize) -> f64 {
+/// Cross-entropy of `targets` under the frequencies of `training`, each count raised by one half so that a
+/// token which only the targets have costs something finite.
+fn unigram_entropy(training: &[u32], targets: &[u32], vocabulary: usize) -> f64 {
     let mut counts = vec![0.5f64; vocabulary];
     for &token in training {
         counts[token as usize] += 1.0;
     }
     // Tokens that never occur at all get no share.
     let mut seen = vec![false; vocabulary];
-    for &token in training.iter().chain(validation) {
+    for &token in training.iter().chain(targets) {
         seen[token as usize] = true;
     }
     let total: f64 = counts.iter().zip(&seen).filter(|(_, seen)| **seen).map(|(count, _)| count).sum();
-    let loss: f64 = validation.iter().map(|&token| -(counts[token as usize] / total).ln()).sum();
-    loss / validation.len() as f64
+    let loss: f64 = targets.iter().map(|&token| -(counts[token as usize] / total).ln()).sum();
+    loss / targets.len() as f64
 }

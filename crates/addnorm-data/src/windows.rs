@@ -81,12 +81,13 @@ impl<'a> Windows<'a> {
     }
 }
 
-/// The first `limit` windows of the validation tokens in order: inputs and targets of each.
+/// At most `limit` windows of the validation tokens, evenly spread over them: inputs and targets of each.
 pub fn validation_windows(tokens: &[u32], context: usize, limit: usize) -> Vec<(&[u32], &[u32])> {
     let count = (tokens.len() - 1) / context;
-    (0..count.min(limit))
+    let shown = count.min(limit.max(1));
+    (0..shown)
         .map(|window| {
-            let start = window * context;
+            let start = window * count / shown * context;
             (&tokens[start..start + context], &tokens[start + 1..start + 1 + context])
         })
         .collect()
@@ -123,6 +124,15 @@ mod tests {
         for expected in &batches[17..] {
             assert_eq!(resumed.next_batch(6), *expected);
         }
+    }
+
+    #[test]
+    fn validation_windows_are_spread_over_the_whole_part() {
+        let tokens: Vec<u32> = (0..1001).collect();
+        let starts = |limit| validation_windows(&tokens, 10, limit).iter().map(|window| window.0[0]).collect::<Vec<_>>();
+        assert_eq!(starts(4), [0, 250, 500, 750]);
+        assert_eq!(starts(1000).len(), 100);
+        assert_eq!(starts(0), [0]);
     }
 
     #[test]

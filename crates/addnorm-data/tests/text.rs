@@ -61,7 +61,7 @@ fn c03_a_text_shorter_than_the_context_is_refused_with_the_counts() {
     let folder = folder();
     let load = |bytes: &[u8], validation: f64| {
         let path = write(&folder, "short.txt", bytes);
-        Corpus::load(&DataConfig { paths: vec![path], validation, ..DataConfig::default() }, 64, 0)
+        Corpus::load(&DataConfig { paths: vec![path], validation, ..DataConfig::default() }, 64, 1000, 0)
     };
     for length in [1, 64, 65, 129] {
         let error = load(&vec![b'a'; length], 0.5).unwrap_err();
@@ -97,7 +97,7 @@ fn c05_line_ends_are_kept_or_made_equal_as_asked_and_counted() {
     let hash = |bytes: &[u8], newlines| {
         let path = write(&folder, "hashed.txt", bytes);
         let config = DataConfig { paths: vec![path], newlines, validation: 0.5, ..DataConfig::default() };
-        Corpus::load(&config, 4, 0).unwrap().summary.sha256
+        Corpus::load(&config, 4, 1000, 0).unwrap().summary.sha256
     };
     let (unix, windows) = (b"line\nline\nline\n".as_slice(), b"line\r\nline\r\nline\r\n".as_slice());
     assert_ne!(hash(unix, Newlines::Keep), hash(windows, Newlines::Keep));

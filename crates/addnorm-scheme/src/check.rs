@@ -268,7 +268,8 @@ impl Checker<'_> {
                 };
                 if call.value.len() < fewest || call.value.len() > most {
                     let wanted = if fewest == most { format!("{fewest}") } else { format!("{fewest} or {most}") };
-                    let message = format!("{name} takes {wanted} numbers, not {}", call.value.len());
+                    let plural = if wanted == "1" { "" } else { "s" };
+                    let message = format!("{name} takes {wanted} number{plural}, not {}", call.value.len());
                     return self.error(call.span, message, None);
                 }
                 let arguments = call.value.iter().map(|argument| self.scalar(argument, Place::Initial));
@@ -523,7 +524,8 @@ impl Checker<'_> {
         }
         if let Some(function) = ScalarFunction::named(name) {
             if arguments.len() != function.arity() {
-                let message = format!("{name} takes {} numbers, not {}", function.arity(), arguments.len());
+                let plural = if function.arity() == 1 { "" } else { "s" };
+                let message = format!("{name} takes {} number{plural}, not {}", function.arity(), arguments.len());
                 return self.error(span, message, None);
             }
             let mut scalars = Vec::new();

@@ -92,8 +92,17 @@ pub struct Lint {
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()
-        .map(|candidate| (edit_distance(name, candidate), candidate))
-        .filter(|&(distance, candidate)| distance <= 1 + name.chars().count().min(candidate.len()) / 3)
+        .map(|candidate| {
+            let short = name.len().min(candidate.len());
+            // A word that goes on, or breaks off: 'warmup_step' for 'warmup'.
+            let extends = short >= 4 && (name.starts_with(candidate) || candidate.starts_with(name));
+            (if extends { 1 } else { edit_distance(name, candidate) }, candidate)
+        })
+        // Any one-letter name is near to any other; that would be no advice.
+        .filter(|&(distance, candidate)| {
+            let length = name.chars().count().min(candidate.chars().count());
+            distance <= if length < 2 { 0 } else { 1 + length / 3 }
+        })
         .min()
         .map(|(_, candidate)| candidate)
 }

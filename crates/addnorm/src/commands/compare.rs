@@ -77,7 +77,7 @@ pub fn prepare(config: &mut RunConfig) -> Result<Corpus, Failure> {
     }
     // The data depends on the base seed alone, so that all runs of a comparison share it.
     let seed = stream_seed(config.train.seed, Purpose::DataOrder, "corpus");
-    let corpus = Corpus::load(&config.data, config.model.context.max(1), seed)?;
+    let corpus = Corpus::load(&config.data, config.model.context.max(1), config.train.eval_tokens, seed)?;
     let size = corpus.vocabulary.size();
     if config.model.vocabulary == 0 {
         config.model.vocabulary = size;

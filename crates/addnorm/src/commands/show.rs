@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use addnorm_nn::{InitialValue, Model, ModelConfig, Role};
 use addnorm_scheme::diagram::diagram;
 use addnorm_scheme::prose::{prose, scalar_as_text};
-use addnorm_scheme::{Scalar, lookup};
+use addnorm_scheme::{Coefficient, Scalar, Section, Step, lookup};
 
 use crate::args::ShowArguments;
 use crate::failure::Failure;
@@ -30,7 +30,6 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
     let depth = arguments.depth;
     let mut shown: Vec<usize> = vec![1, depth.div_ceil(2), depth];
     shown.dedup();
-    // Constants, and every factor that stands in an equation as a number of its own.
     let names: Vec<&str> = plan.blocks[0].constants.iter().map(|(name, _)| name.as_str()).collect();
     let constant = |name: &str, block: usize| {
         let found = plan.blocks[block - 1].constants.iter().find(|(known, _)| known == name);
@@ -121,6 +120,10 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
     for name in &names {
         rows.push(std::iter::once(name.to_string()).chain(shown.iter().map(|&block| constant(name, block))).collect());
     }
+    for symbol in factors(&model) {
+        let value = |block: usize| factor_value(&plan.blocks[block - 1], &symbol);
+        rows.push(std::iter::once(scalar_as_text(&symbol)).chain(shown.iter().map(|&block| value(block))).collect());
+    }
     for learnable in &plan.blocks[depth - 1].learnables {
         let size = if learnable.vector { "vector" } else { "scalar" };
         let label = format!("{} (learned {size}, starts at)", learnable.name);
@@ -156,4 +159,32 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
         printer::message(&format!("warning: {place}{} [{}]", lint.message, lint.code));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Every weight of a sum in a section.
+fn coefficients(section: &Section) -> impl Iterator<Item = &Coefficient> {
+    section.steps.iter().flat_map(|step| match step {
+        Step::Mix(mix) => mix.terms.iter().map(|term| &term.coefficient).chain([&mix.scale]).collect::<Vec<_>>(),
+        _ => Vec::new(),
+    })
+}
+
+/// Factors that stand in an equation as an expression of their own, such as `1/sqrt(l)`: what neither a
+/// number in the text nor a named constant shows already.
+fn factors(model: &Model) -> Vec<Scalar> {
+    let mut found: Vec<Scalar> = Vec::new();
+    for coefficient in model.plan().blocks.iter().flat_map(coefficients) {
+        let mut dimensional = false;
+        coefficient.symbol.names(&mut |name| dimensional |= ["L", "l", "N", "M", "d", "h"].contains(&name));
+        let known = found.contains(&coefficient.symbol);
+        if dimensional && coefficient.fixed().is_some() && !known {
+            found.push(coefficient.symbol.clone());
+        }
+    }
+    found
+}
+
+fn factor_value(section: &Section, symbol: &Scalar) -> String {
+    let found = coefficients(section).find(|coefficient| coefficient.symbol == *symbol);
+    found.and_then(Coefficient::fixed).map_or_else(String::new, |value| format!("{value:.4}"))
 }

@@ -1,0 +1,150 @@
+//! The command line as its users meet it: results on stdout, messages on stderr, exit codes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn addnorm(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_addnorm"))
+        .args(arguments)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Everything that a user sees of a command.
+fn seen(arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = addnorm(folder.path(), arguments);
+    format!("exit {}\n{}{}", output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_list_of_schemes() {
+    insta::assert_snapshot!(seen(&["schemes"]));
+}
+
+#[test]
+fn showing_a_scheme() {
+    insta::assert_snapshot!("show-deepnorm", seen(&["show", "deepnorm", "--depth", "64"]));
+    insta::assert_snapshot!("show-siamese", seen(&["show", "siamese", "--depth", "64"]));
+    insta::assert_snapshot!("show-inline", seen(&["show", "learn g = 0; each f: x = x + g*f(x)/L; head: x", "--depth", "3"]));
+}
+
+#[test]
+fn showing_and_checking_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        serde_json::from_slice(&addnorm(folder.path(), arguments).stdout).expect("stdout is JSON")
+    };
+    let shown = json(&["show", "keel", "--depth", "64", "--json"]);
+    assert_eq!(shown["constants"][2]["constants"]["alpha"], "128.0000");
+    assert_eq!(shown["equations"]["blocks"][1]["equations"][0]["text"], "x = norm(alpha*x + attn(norm(x)))");
+    assert!(shown["diagrams"][0].as_str().unwrap().starts_with("<svg"));
+    assert_eq!(json(&["schemes", "--json"]).as_array().unwrap().len(), 16);
+    let right = json(&["check", "post", "--json"]);
+    assert_eq!((right["ok"].as_bool(), right["lints"].as_array().unwrap().len()), (Some(true), 0));
+    let wrong = json(&["check", "each f: x = x + f(nrm(x)); head: x", "--json"]);
+    assert_eq!((wrong["ok"].as_bool(), wrong["column"].as_u64()), (Some(false), Some(19)));
+}
+
+#[test]
+fn mistakes_get_one_message_and_exit_code_2() {
+    insta::assert_snapshot!("wrong-scheme", seen(&["check", "each f: x = x + f(nrm(x)); head: norm(x)"]));
+    insta::assert_snapshot!("unknown-scheme", seen(&["show", "depnorm"]));
+    insta::assert_snapshot!("lint", seen(&["check", "each f: x = x + f(norm(x)); head: x"]));
+    insta::assert_snapshot!("wrong-heads", seen(&["compare", "pre", "--heads", "5"]));
+    insta::assert_snapshot!("no-data", seen(&["compare", "pre", "--data", "missing.txt"]));
+    insta::assert_snapshot!("no-device", seen(&["train", "--scheme", "pre", "--device", "cuda:0"]));
+    insta::assert_snapshot!("no-scheme", seen(&["train"]));
+    for arguments in [&["compare", "--norm", "batchnorm"][..], &["frobnicate"], &["generate", "nowhere", "--prompt", "a"]] {
+        assert!(seen(arguments).starts_with("exit 2\n"), "{arguments:?}");
+    }
+}
+
+const SMALL: [&str; 14] = [
+    "--depth", "2", "--width", "16", "--heads", "2", "--context", "16", "--steps", "12", "--batch", "4", "--threads", "1",
+];
+
+#[test]
+fn comparing_writes_a_table_a_report_and_run_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("mine.scheme");
+    std::fs::write(&own, "title \"Mine\"\neach f:\n    x = x + f(norm(x))/sqrt(2*L)\nhead: norm(x)\n").unwrap();
+    let inline = "each f: x = norm(2*x + f(x)); head: x";
+    let mut arguments = vec!["compare", "pre", "mine.scheme", inline, "--seeds", "2", "--out", "out"];
+    arguments.extend(SMALL);
+    let output = addnorm(folder.path(), &arguments);
+    let (table, messages) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{messages}");
+    for word in ["scheme", "above floor", "pre ", "mine ", "inline ", "±", "unigram entropy", "verdict"] {
+        assert!(table.contains(word), "{word} is missing from\n{table}");
+    }
+    assert!(messages.contains("out/report.html") && !table.contains("report.html"));
+    let page = std::fs::read_to_string(folder.path().join("out/report.html")).unwrap();
+    assert!(page.contains("3 schemes at 2 blocks") && page.contains("<math") && page.contains("<svg"));
+    assert!(!page.contains("<script src") && !page.contains("<link"), "the page needs no network");
+    assert!(!page.contains("merror"));
+    for file in ["config.toml", "scheme.scheme", "meta.json", "metrics.jsonl", "layers.jsonl", "model.safetensors", "report.html"] {
+        assert!(folder.path().join("out/mine-seed2").join(file).exists(), "{file}");
+    }
+    let again = addnorm(folder.path(), &arguments);
+    assert_eq!(again.status.code(), Some(2), "the folder is taken");
+    assert!(text(&again.stderr).contains("not empty"));
+}
+
+#[test]
+fn comparing_on_text_as_json_then_writing_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs\n";
+    std::fs::write(folder.path().join("text.txt"), line.repeat(60)).unwrap();
+    let mut arguments = vec!["compare", "keel", "--json", "--out", "out", "--data", "text.txt"];
+    arguments.extend(SMALL);
+    let output = addnorm(folder.path(), &arguments);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("stdout is JSON");
+    let row = &report["rows"][0];
+    let bits = row["mean_loss"].as_f64().unwrap() / std::f64::consts::LN_2;
+    assert!((row["bits_per_byte"].as_f64().unwrap() - bits).abs() < 1e-9);
+    assert!(report["corpus"]["floor"].is_null());
+    let generate = |temperature: &str| {
+        let arguments = ["generate", "out/keel", "--prompt", "the quick", "--tokens", "40", "--temperature", temperature];
+        let output = addnorm(folder.path(), &arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let written = generate("0");
+    assert!(written.starts_with("the quick") && written.len() >= 9 + 40, "{written:?}");
+    assert_eq!(generate("1"), generate("1"), "a seed is a text");
+}
+
+#[test]
+fn training_from_a_file_with_flags_over_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "scheme = \"deepnorm\"\n[model]\nblocks = 2\nwidth = 16\nheads = 2\ncontext = 16\nactivation = \"swiglu\"\npositions = \"rope\"\n[train]\nsteps = 500\nbatch = 4\n";
+    std::fs::write(folder.path().join("run.toml"), config).unwrap();
+    let output = addnorm(folder.path(), &["train", "run.toml", "--steps", "8", "--norm", "rmsnorm", "--out", "run"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let resolved = std::fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
+    for line in ["steps = 8", "norm = \"rmsnorm\"", "activation = \"swiglu\"", "epsilon = 0.00001", "beta2 = 0.95"] {
+        assert!(resolved.contains(line), "{line} is missing from\n{resolved}");
+    }
+    std::fs::write(folder.path().join("bad.toml"), "[train]\nwarmup_step = 3\n").unwrap();
+    let output = addnorm(folder.path(), &["train", "bad.toml", "--scheme", "pre"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("did you mean 'warmup'?"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_run_that_breaks_exits_with_1_and_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut arguments = vec!["train", "--scheme", "pre", "--lr", "1e30", "--out", "run"];
+    arguments.extend(SMALL);
+    let output = addnorm(folder.path(), &arguments);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("diverged at step 2 in"), "{}", text(&output.stdout));
+    assert!(folder.path().join("run/report.html").exists());
+}
