@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
 use crate::builtin::language;
-use crate::windows::validation_windows;
 use crate::text::{InvalidUtf8, Newlines, TextReport, read_texts};
+use crate::windows::validation_windows;
 
 /// Where tokens come from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

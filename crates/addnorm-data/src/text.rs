@@ -148,7 +148,12 @@ fn looks_like_utf16(bytes: &[u8]) -> bool {
     pairs >= 4 && (zeros(0) * 10 > pairs * 8) != (zeros(1) * 10 > pairs * 8)
 }
 
-fn decode(path: &Path, bytes: &[u8], invalid: InvalidUtf8, report: &mut TextReport) -> Result<Option<String>, DataError> {
+fn decode(
+    path: &Path,
+    bytes: &[u8],
+    invalid: InvalidUtf8,
+    report: &mut TextReport,
+) -> Result<Option<String>, DataError> {
     if looks_like_utf16(bytes) {
         return Err(DataError::Encoding {
             path: path.display().to_string(),

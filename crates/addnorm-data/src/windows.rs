@@ -129,7 +129,8 @@ mod tests {
     #[test]
     fn validation_windows_are_spread_over_the_whole_part() {
         let tokens: Vec<u32> = (0..1001).collect();
-        let starts = |limit| validation_windows(&tokens, 10, limit).iter().map(|window| window.0[0]).collect::<Vec<_>>();
+        let starts =
+            |limit| validation_windows(&tokens, 10, limit).iter().map(|window| window.0[0]).collect::<Vec<_>>();
         assert_eq!(starts(4), [0, 250, 500, 750]);
         assert_eq!(starts(1000).len(), 100);
         assert_eq!(starts(0), [0]);

@@ -48,7 +48,9 @@ fn c02_utf16_is_recognised_with_and_without_its_mark() {
     let encode = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
     let mut marked = vec![0xff, 0xfe];
     marked.extend(encode("the cat sat on the mat"));
-    for bytes in [marked, encode("the cat sat on the mat"), "the cat".encode_utf16().flat_map(u16::to_be_bytes).collect()] {
+    for bytes in
+        [marked, encode("the cat sat on the mat"), "the cat".encode_utf16().flat_map(u16::to_be_bytes).collect()]
+    {
         let path = write(&folder, "wide.txt", &bytes);
         let error = read(&path, InvalidUtf8::Replace).unwrap_err();
         assert!(error.to_string().contains("looks like UTF-16"), "{error}");

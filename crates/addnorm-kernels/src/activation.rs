@@ -34,7 +34,13 @@ impl Activation {
             Activation::Gelu => half * x * (one + (x * E::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
             Activation::GeluTanh => half * x * (one + tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x))),
             // Written so that a NaN passes through.
-            Activation::Relu => if x < E::default() { E::default() } else { x },
+            Activation::Relu => {
+                if x < E::default() {
+                    E::default()
+                } else {
+                    x
+                }
+            }
             Activation::Silu => x / (one + (-x).exp()),
         }
     }
@@ -55,7 +61,15 @@ impl Activation {
                 let rest = half * x * flat * inner;
                 half * (one + t) + if flat == E::default() { flat } else { rest }
             }
-            Activation::Relu => if x < E::default() { E::default() } else if x > E::default() { one } else { x },
+            Activation::Relu => {
+                if x < E::default() {
+                    E::default()
+                } else if x > E::default() {
+                    one
+                } else {
+                    x
+                }
+            }
             Activation::Silu => {
                 let sigmoid = one / (one + (-x).exp());
                 sigmoid * (one + x * (one - sigmoid))
@@ -114,10 +128,22 @@ pub fn gated_activation(x: Tensor<3>, gate: Tensor<3>, function: Activation) -> 
 macro_rules! for_activation {
     ($activation:expr, $constant:ident => $body:expr) => {
         match $activation {
-            Activation::Gelu => { const $constant: Activation = Activation::Gelu; $body }
-            Activation::GeluTanh => { const $constant: Activation = Activation::GeluTanh; $body }
-            Activation::Relu => { const $constant: Activation = Activation::Relu; $body }
-            Activation::Silu => { const $constant: Activation = Activation::Silu; $body }
+            Activation::Gelu => {
+                const $constant: Activation = Activation::Gelu;
+                $body
+            }
+            Activation::GeluTanh => {
+                const $constant: Activation = Activation::GeluTanh;
+                $body
+            }
+            Activation::Relu => {
+                const $constant: Activation = Activation::Relu;
+                $body
+            }
+            Activation::Silu => {
+                const $constant: Activation = Activation::Silu;
+                $body
+            }
         }
     };
 }
@@ -136,7 +162,13 @@ impl Kernel for Single {
         })
     }
 
-    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+    fn backward(
+        &self,
+        inputs: &[FlexTensor],
+        _: &[FlexTensor],
+        upstream: FlexTensor,
+        _: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
         for_element!(&inputs[0], E => {
             let x = flex::slice::<E>(&inputs[0]);
             let dy = flex::slice::<E>(&upstream);

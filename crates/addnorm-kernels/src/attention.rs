@@ -30,7 +30,7 @@ struct Attention {
 pub fn attention(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, heads: usize, kv_heads: usize, causal: bool) -> Tensor<3> {
     let [batch, time, width] = q.dims();
     assert!(heads > 0 && width % heads == 0, "the heads divide the width");
-    assert!(kv_heads > 0 && heads % kv_heads == 0, "the key/value heads divide the heads");
+    assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "the key/value heads divide the heads");
     let head = width / heads;
     assert_eq!(k.dims(), [batch, time, kv_heads * head], "keys match the queries");
     assert_eq!(v.dims(), [batch, time, kv_heads * head], "values match the queries");
@@ -97,7 +97,15 @@ impl Attention {
         let scale = E::of(1.0 / (head.width as f64).sqrt());
         let rows = head.q.from(head.q.offset + start * head.q.row);
         let columns = At { offset: head.kv.offset, row: 1, column: head.kv.row };
-        product((count, head.width, keys), (q, rows), (k, columns), (weights, At::rows(keys)), false, scale, Threads::One);
+        product(
+            (count, head.width, keys),
+            (q, rows),
+            (k, columns),
+            (weights, At::rows(keys)),
+            false,
+            scale,
+            Threads::One,
+        );
         for (i, row) in weights.chunks_exact_mut(keys).take(count).enumerate() {
             let seen = if self.causal { start + i + 1 } else { keys };
             softmax(&mut row[..seen]);

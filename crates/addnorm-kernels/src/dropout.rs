@@ -68,7 +68,13 @@ impl Kernel for Dropout {
         (self.masked(&inputs[0]), Vec::new())
     }
 
-    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+    fn backward(
+        &self,
+        _: &[FlexTensor],
+        _: &[FlexTensor],
+        upstream: FlexTensor,
+        _: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
         vec![Some(self.masked(&upstream))]
     }
 }

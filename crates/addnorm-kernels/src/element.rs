@@ -46,8 +46,7 @@ impl Element for f32 {
         // ln(2) in two parts, so that the reduction is exact enough.
         let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
         let polynomial = 1.0
-            + r * (1.0
-                + r * (0.5 + r * (0.166_666_67 + r * (0.041_666_67 + r * (0.008_333_452 + r * 0.001_398_2)))));
+            + r * (1.0 + r * (0.5 + r * (0.166_666_67 + r * (0.041_666_67 + r * (0.008_333_452 + r * 0.001_398_2)))));
         let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).wrapping_add(127);
         f32::from_bits((exponent << 23) as u32) * polynomial
     }

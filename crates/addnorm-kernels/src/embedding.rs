@@ -46,7 +46,13 @@ impl Kernel for Embedding {
         })
     }
 
-    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+    fn backward(
+        &self,
+        inputs: &[FlexTensor],
+        _: &[FlexTensor],
+        upstream: FlexTensor,
+        _: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
         for_element!(&inputs[0], E => {
             let dy = flex::slice::<E>(&upstream);
             let shape = flex::dims(&inputs[0]);

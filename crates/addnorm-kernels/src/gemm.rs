@@ -115,7 +115,15 @@ mod tests {
     #[test]
     fn empty_products_write_nothing_or_zeros() {
         let mut c = vec![7.0f32; 4];
-        product((0, 3, 4), (&[], At::rows(3)), (&[1.0; 12], At::rows(4)), (&mut c, At::rows(4)), false, 1.0, Threads::One);
+        product(
+            (0, 3, 4),
+            (&[], At::rows(3)),
+            (&[1.0; 12], At::rows(4)),
+            (&mut c, At::rows(4)),
+            false,
+            1.0,
+            Threads::One,
+        );
         assert_eq!(c, [7.0; 4]);
         product((2, 0, 2), (&[], At::rows(0)), (&[], At::rows(2)), (&mut c, At::rows(2)), false, 1.0, Threads::One);
         assert_eq!(c, [0.0; 4]);
@@ -125,6 +133,14 @@ mod tests {
     #[should_panic(expected = "does not fit")]
     fn a_result_beyond_its_slice_is_refused() {
         let mut c = vec![0.0f32; 3];
-        product((2, 1, 2), (&[1.0; 2], At::rows(1)), (&[1.0; 2], At::rows(2)), (&mut c, At::rows(2)), false, 1.0, Threads::One);
+        product(
+            (2, 1, 2),
+            (&[1.0; 2], At::rows(1)),
+            (&[1.0; 2], At::rows(2)),
+            (&mut c, At::rows(2)),
+            false,
+            1.0,
+            Threads::One,
+        );
     }
 }

@@ -20,10 +20,10 @@ struct WeightedSum {
 /// If there is no term or the shapes differ.
 pub fn weighted_sum(terms: Vec<(f64, Tensor<3>)>) -> Tensor<3> {
     assert!(!terms.is_empty(), "a sum has a term");
-    if let [(weight, term)] = terms.as_slice() {
-        if *weight == 1.0 {
-            return term.clone();
-        }
+    if let [(weight, term)] = terms.as_slice()
+        && *weight == 1.0
+    {
+        return term.clone();
     }
     let shape = terms[0].1.dims();
     assert!(terms.iter().all(|(_, term)| term.dims() == shape), "the terms of a sum have one shape");

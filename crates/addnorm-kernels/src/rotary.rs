@@ -22,7 +22,10 @@ struct Rotary {
 /// If the head width is not even.
 pub fn rotary(x: Tensor<3>, heads: usize, base: f64) -> Tensor<3> {
     let [batch, time, width] = x.dims();
-    assert!(heads > 0 && width % heads == 0 && (width / heads) % 2 == 0, "rotary positions need an even head width");
+    assert!(
+        heads > 0 && width % heads == 0 && (width / heads).is_multiple_of(2),
+        "rotary positions need an even head width"
+    );
     if flex::is_flex(&x) {
         return flex::run(Rotary { heads, base }, vec![flex::input(x)]);
     }
@@ -82,7 +85,13 @@ impl Kernel for Rotary {
         (self.turn(&inputs[0], 1.0), Vec::new())
     }
 
-    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+    fn backward(
+        &self,
+        _: &[FlexTensor],
+        _: &[FlexTensor],
+        upstream: FlexTensor,
+        _: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
         vec![Some(self.turn(&upstream, -1.0))]
     }
 }

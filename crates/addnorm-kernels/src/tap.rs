@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
 use crate::flex::{self, Kernel};
@@ -41,7 +41,13 @@ impl Kernel for Tap {
         (inputs[0].clone(), Vec::new())
     }
 
-    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+    fn backward(
+        &self,
+        _: &[FlexTensor],
+        _: &[FlexTensor],
+        upstream: FlexTensor,
+        _: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
         if let Ok(mut held) = self.0.0.lock() {
             *held = Some(upstream.clone());
         }

@@ -26,7 +26,8 @@ fn check_gradient(shapes: &[[usize; 3]], f: impl Fn(&[Cube]) -> Cube) {
     let values: Vec<Vec<f64>> =
         shapes.iter().enumerate().map(|(at, shape)| wave(shape.iter().product(), 0.37 + 0.21 * at as f64)).collect();
     let run = |values: &[Vec<f64>]| {
-        let inputs: Vec<Cube> = values.iter().zip(shapes).map(|(values, shape)| cube(values, *shape, DType::F64)).collect();
+        let inputs: Vec<Cube> =
+            values.iter().zip(shapes).map(|(values, shape)| cube(values, *shape, DType::F64)).collect();
         let y = f(&inputs);
         let upstream = cube(&wave(y.dims().iter().product(), 0.53), y.dims(), DType::F64).detach();
         ((y * upstream).sum(), inputs)
@@ -128,7 +129,8 @@ fn linear_maps() {
 
 #[test]
 fn attention_with_grouped_heads() {
-    for (batch, time, heads, kv_heads, head) in [(1, 1, 1, 1, 1), (2, 5, 4, 2, 3), (1, 66, 2, 1, 2), (2, 130, 3, 3, 1)] {
+    for (batch, time, heads, kv_heads, head) in [(1, 1, 1, 1, 1), (2, 5, 4, 2, 3), (1, 66, 2, 1, 2), (2, 130, 3, 3, 1)]
+    {
         let shapes = [[batch, time, heads * head], [batch, time, kv_heads * head], [batch, time, kv_heads * head]];
         for causal in [true, false] {
             let kernel = |t: &[Cube]| attention(t[0].clone(), t[1].clone(), t[2].clone(), heads, kv_heads, causal);
@@ -230,12 +232,19 @@ fn the_number_of_threads_changes_no_bit() {
         pool.install(|| {
             let x = cube(&wave(2 * 150 * 96, 0.01), [2, 150, 96], DType::F32);
             let w = cube(&wave(96 * 96, 0.003), [1, 96, 96], DType::F32);
-            let gain = Tensor::<1>::from_data(TensorData::new(wave(96, 0.2), [96]), (&device(), DType::F32)).require_grad();
+            let gain =
+                Tensor::<1>::from_data(TensorData::new(wave(96, 0.2), [96]), (&device(), DType::F32)).require_grad();
             let settings = Norm { centre: true, epsilon: 1e-5, scale: 1.0, gain_offset: 0.0, round_before_gain: false };
-            let y = norm(linear(x.clone(), w.clone().reshape([96, 96]), None, false), Some(gain.clone()), None, settings);
+            let y =
+                norm(linear(x.clone(), w.clone().reshape([96, 96]), None, false), Some(gain.clone()), None, settings);
             let y = attention(y.clone(), y.clone(), y, 4, 4, true);
             let gradients = (y.clone() * x.clone().detach()).sum().backward();
-            [to_f64(&y), to_f64(&x.grad(&gradients).unwrap()), to_f64(&w.grad(&gradients).unwrap()), to_f64(&gain.grad(&gradients).unwrap())]
+            [
+                to_f64(&y),
+                to_f64(&x.grad(&gradients).unwrap()),
+                to_f64(&w.grad(&gradients).unwrap()),
+                to_f64(&gain.grad(&gradients).unwrap()),
+            ]
         })
     };
     let one = run(1);
@@ -250,7 +259,13 @@ fn adamw_is_the_published_update_and_decays_only_as_told() {
         Tensor::<1>::from_data(TensorData::new(values.to_vec(), [values.len()]), (&Device::flex(), DType::F64))
     };
     let step = AdamwStep {
-        learning_rate: 0.1, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.2, number: 1, gradient_scale: 0.5,
+        learning_rate: 0.1,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.2,
+        number: 1,
+        gradient_scale: 0.5,
     };
     let (mut w, mut m, mut v) = (vector(&[1.0, -2.0]), vector(&[0.0, 0.0]), vector(&[0.0, 0.0]));
     let (mut ew, mut em, mut ev) = ([1.0, -2.0], [0.0, 0.0], [0.0, 0.0]);

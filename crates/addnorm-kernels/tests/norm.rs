@@ -83,7 +83,8 @@ fn n06_a_row_of_zeros_gives_the_bias_and_finite_gradients() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         for epsilon in [1e-12, 1e-8, 1e-6] {
             for settings in [layer(epsilon), rms(epsilon)] {
-                let x = Tensor::<3>::from_data(TensorData::new(vec![0f64; 6], [1, 2, 3]), (&device, dtype)).require_grad();
+                let x =
+                    Tensor::<3>::from_data(TensorData::new(vec![0f64; 6], [1, 2, 3]), (&device, dtype)).require_grad();
                 let vector = |values: [f64; 3]| {
                     Tensor::<1>::from_data(TensorData::new(values.to_vec(), [3]), (&device, dtype)).require_grad()
                 };
@@ -99,7 +100,10 @@ fn n06_a_row_of_zeros_gives_the_bias_and_finite_gradients() {
                     // In f16 a gradient by x of 1/sqrt(1e-12) is beyond the type's range; not so in the others.
                     let gradient = gradient.expect("a gradient arrives");
                     let beyond = dtype == DType::F16 && epsilon < 1e-7;
-                    assert!(beyond || gradient.iter().all(|value| value.is_finite()), "{dtype:?} {epsilon} {gradient:?}");
+                    assert!(
+                        beyond || gradient.iter().all(|value| value.is_finite()),
+                        "{dtype:?} {epsilon} {gradient:?}"
+                    );
                 }
             }
         }
@@ -169,7 +173,8 @@ fn n11_the_backward_pass_is_the_derivative() {
                     Tensor::<3>::from_data(TensorData::new(values.to_vec(), [1, rows, width]), (&device, DType::F64))
                 };
                 let vector = |values: &[f64]| {
-                    Tensor::<1>::from_data(TensorData::new(values.to_vec(), [width]), (&device, DType::F64)).require_grad()
+                    Tensor::<1>::from_data(TensorData::new(values.to_vec(), [width]), (&device, DType::F64))
+                        .require_grad()
                 };
                 let (x, gain, bias) = (cube(x).require_grad(), vector(gain), vector(bias));
                 let y = x.clone() + norm(x.clone(), Some(gain.clone()), Some(bias.clone()), settings);
@@ -194,7 +199,11 @@ fn n11_the_backward_pass_is_the_derivative() {
                     };
                     let expected = (value(h) - value(-h)) / (2.0 * h);
                     let error = (found[which][i] - expected).abs() / expected.abs().max(1.0);
-                    assert!(error < 1e-6, "{rows}x{width} input {which} element {i}: {} and {expected}", found[which][i]);
+                    assert!(
+                        error < 1e-6,
+                        "{rows}x{width} input {which} element {i}: {} and {expected}",
+                        found[which][i]
+                    );
                 }
             }
         }

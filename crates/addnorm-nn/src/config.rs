@@ -146,14 +146,14 @@ impl ModelConfig {
                 return fail(key, format!("{value} is not between 1 and {most}"));
             }
         }
-        if self.width % self.heads != 0 {
+        if !self.width.is_multiple_of(self.heads) {
             return fail("heads", format!("{} heads do not divide the width {}", self.heads, self.width));
         }
         let kv = self.key_value_heads();
-        if self.heads % kv != 0 {
+        if !self.heads.is_multiple_of(kv) {
             return fail("kv_heads", format!("{kv} key/value heads do not divide {} heads", self.heads));
         }
-        if self.positions == Positions::Rope && self.head_width() % 2 != 0 {
+        if self.positions == Positions::Rope && !self.head_width().is_multiple_of(2) {
             let message = format!("rotary positions need an even head width, not {}", self.head_width());
             return fail("positions", message);
         }
@@ -164,7 +164,10 @@ impl ModelConfig {
             return fail("dropout", format!("{} is not in [0, 1)", self.dropout));
         }
         if !(self.epsilon.is_finite() && self.epsilon > 0.0) {
-            return fail("epsilon", format!("{} is not a positive number; every norm states its epsilon", self.epsilon));
+            return fail(
+                "epsilon",
+                format!("{} is not a positive number; every norm states its epsilon", self.epsilon),
+            );
         }
         if !(self.init_std.is_finite() && self.init_std >= 0.0) {
             return fail("init_std", format!("{} is not a number from 0 on", self.init_std));

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use addnorm_kernels::{
     Activation, Norm, activation, attention, dropout, embedding, gated_activation, linear, norm, rotary, weighted_sum,
 };
-use addnorm_scheme::{Algebra, HeadNormScope, Mix, Operator, Place, Scalar, ScalarFunction, Section, Sublayer, interpret};
+use addnorm_scheme::{
+    Algebra, HeadNormScope, Mix, Operator, Place, Scalar, ScalarFunction, Section, Sublayer, interpret,
+};
 use burn::tensor::{DType, Device, Tensor, TensorData, activation as functions};
 
 use crate::config::{ActivationKind, ModelConfig, Positions};
@@ -57,6 +59,7 @@ struct Tensors<'a> {
 }
 
 /// A weight of a sum at run time.
+#[expect(clippy::large_enum_variant, reason = "one lives at a time, on the stack")]
 enum Factor {
     Number(f64),
     /// One element, or one for each dimension of the stream.

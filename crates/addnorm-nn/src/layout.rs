@@ -162,7 +162,14 @@ impl Builder<'_> {
         Initializer::Normal { std: self.config.init_std }
     }
 
-    fn add(&mut self, name: String, shape: Vec<usize>, role: Role, block: Option<usize>, initial: InitialValue) -> usize {
+    fn add(
+        &mut self,
+        name: String,
+        shape: Vec<usize>,
+        role: Role,
+        block: Option<usize>,
+        initial: InitialValue,
+    ) -> usize {
         self.parameters.push(ParameterInfo { name, shape, role, block, initial });
         self.parameters.len() - 1
     }
@@ -195,9 +202,10 @@ impl Builder<'_> {
         // The gain in effect starts at one, however it is stored.
         let initial = InitialValue::Constant(1.0 - self.norm.gain_offset());
         let gain = self.add(format!("{name}.gain"), vec![width], Role::Gain, block, initial);
-        let bias = self.norm.has_bias().then(|| {
-            self.add(format!("{name}.bias"), vec![width], Role::NormBias, block, InitialValue::Constant(0.0))
-        });
+        let bias = self
+            .norm
+            .has_bias()
+            .then(|| self.add(format!("{name}.bias"), vec![width], Role::NormBias, block, InitialValue::Constant(0.0)));
         NormAt { gain, bias }
     }
 

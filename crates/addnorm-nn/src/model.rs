@@ -167,8 +167,12 @@ impl Model {
             .iter()
             .zip(self.parameters())
             .map(|(weight, info)| match weight {
-                Weight::Vector(leaf) => leaf.grad_remove(&mut gradients).map(Weight::Vector).ok_or_else(|| missing(info)),
-                Weight::Matrix(leaf) => leaf.grad_remove(&mut gradients).map(Weight::Matrix).ok_or_else(|| missing(info)),
+                Weight::Vector(leaf) => {
+                    leaf.grad_remove(&mut gradients).map(Weight::Vector).ok_or_else(|| missing(info))
+                }
+                Weight::Matrix(leaf) => {
+                    leaf.grad_remove(&mut gradients).map(Weight::Matrix).ok_or_else(|| missing(info))
+                }
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(LossAndGradients { total, gradients })

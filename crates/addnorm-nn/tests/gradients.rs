@@ -69,7 +69,8 @@ fn check(scheme: &Scheme, config: &ModelConfig, seed: usize) {
     // Gains are not all one, biases and gates not all zero.
     for (at, (weight, info)) in weights.0.iter_mut().zip(model.parameters()).enumerate() {
         if info.shape.len() == 1 {
-            let moved = weight.to_values().iter().zip(noise(info.elements(), at + seed)).map(|(w, n)| w + 0.3 * n).collect();
+            let moved =
+                weight.to_values().iter().zip(noise(info.elements(), at + seed)).map(|(w, n)| w + 0.3 * n).collect();
             *weight = Weight::from_values(moved, &info.shape, &device, DType::F64);
         }
     }

@@ -31,7 +31,8 @@ fn logits(model: &Model, weights: &Weights, tokens: &Tokens) -> Vec<f64> {
 fn the_first_loss_of_a_fresh_model_is_that_of_a_uniform_guess() {
     // S22: for every scheme, and within 2% where the initialisers are the usual ones.
     for (name, text) in library() {
-        let text: String = text.lines().filter(|line| !line.starts_with("init ")).map(|line| format!("{line}\n")).collect();
+        let text: String =
+            text.lines().filter(|line| !line.starts_with("init ")).map(|line| format!("{line}\n")).collect();
         for (text, tolerance) in [(text.as_str(), 0.02), (published(name), 0.06)] {
             let config = ModelConfig { blocks: 12, width: 64, vocabulary: 256, context: 32, ..ModelConfig::default() };
             let model = model(text, &config);
@@ -52,7 +53,12 @@ fn the_price_list_counts_what_the_model_has() {
         for config in [
             config(),
             ModelConfig { kv_heads: 2, activation: ActivationKind::Swiglu, bias: false, tied: true, ..config() },
-            ModelConfig { norm: addnorm_scheme::NormKind::Rmsnorm, positions: Positions::Rope, ffn_width: 40, ..config() },
+            ModelConfig {
+                norm: addnorm_scheme::NormKind::Rmsnorm,
+                positions: Positions::Rope,
+                ffn_width: 40,
+                ..config()
+            },
         ] {
             let model = model(text, &config);
             let cost = model.cost();
@@ -76,9 +82,10 @@ fn t18_a_tied_head_is_one_parameter_and_t17_gets_both_gradients() {
     let device = device("flex").unwrap();
     let weights = tied.initialise(2, &device, DType::F64);
     let find = |model: &Model, name: &str| model.parameters().iter().position(|info| info.name == name).unwrap();
-    let twins = separate.parameters().iter().map(|info| {
-        weights.0[find(&tied, if info.name == "head" { "embedding" } else { &info.name })].clone()
-    });
+    let twins = separate
+        .parameters()
+        .iter()
+        .map(|info| weights.0[find(&tied, if info.name == "head" { "embedding" } else { &info.name })].clone());
     let twins = Weights(twins.collect());
     let (tokens, targets): (_, Arc<[u32]>) = (tokens(1, 4, 10), [3, 1, 4, 1].into());
     let run = |model: &Model, weights: &Weights| {
@@ -203,7 +210,9 @@ fn s01_pre_ln_with_silent_sublayers_is_the_identity_bit_for_bit() {
 #[test]
 fn s05_deepnorm_scales_the_skip_path() {
     let (stream, _) = by_hand(
-        &published("deepnorm").replace("(2*L)^(1/4)", "2.2134").replace("each f:\n    x = norm(alpha*x + f(x))", "block:\n    x = norm(alpha*x + attn(x))"),
+        &published("deepnorm")
+            .replace("(2*L)^(1/4)", "2.2134")
+            .replace("each f:\n    x = norm(alpha*x + f(x))", "block:\n    x = norm(alpha*x + attn(x))"),
         1,
         |_, _| vec![1.0, 0.0, 0.0, 0.0],
     );
@@ -213,7 +222,7 @@ fn s05_deepnorm_scales_the_skip_path() {
 #[test]
 fn s10_layernorm_scaling_counts_blocks_from_one() {
     let model = model(published("lns"), &config());
-    for (block, expected) in [(1, 1.0), (2, 0.7071), (3, 0.5774), (4, 0.5)] {
+    for (block, expected) in [(1, 1.0), (2, std::f64::consts::FRAC_1_SQRT_2), (3, 0.57735), (4, 0.5)] {
         let section = &model.plan().blocks[block - 1];
         let factors = section.steps.iter().filter_map(|step| match step {
             addnorm_scheme::Step::Mix(mix) if mix.norm.is_some() => mix.scale.fixed(),
@@ -230,9 +239,22 @@ fn s10_layernorm_scaling_counts_blocks_from_one() {
 #[test]
 fn s03_and_s04_the_last_norm_is_there_exactly_where_it_belongs() {
     let expected = [
-        ("deepnorm", 0), ("hybridnorm", 1), ("keel", 0), ("lns", 1), ("mix-ln", 1), ("normformer", 1), ("parallel", 1),
-        ("peri", 1), ("plain", 0), ("post", 0), ("pre", 1), ("pre-gpas", 1), ("residual", 1), ("sandwich", 1),
-        ("siamese", 1), ("sub-ln", 1),
+        ("deepnorm", 0),
+        ("hybridnorm", 1),
+        ("keel", 0),
+        ("lns", 1),
+        ("mix-ln", 1),
+        ("normformer", 1),
+        ("parallel", 1),
+        ("peri", 1),
+        ("plain", 0),
+        ("post", 0),
+        ("pre", 1),
+        ("pre-gpas", 1),
+        ("residual", 1),
+        ("sandwich", 1),
+        ("siamese", 1),
+        ("sub-ln", 1),
     ];
     let found: Vec<(&str, usize)> =
         library().map(|(name, text)| (name, model(text, &config()).plan().head.norms().count())).collect();
@@ -258,7 +280,14 @@ fn s13_residual_keeps_one_stream_normed_while_the_other_grows() {
 #[test]
 fn s14_heads_are_scaled_before_the_output_projection_mixes_them() {
     let config = ModelConfig {
-        blocks: 1, width: 2, heads: 2, vocabulary: 2, context: 1, positions: Positions::None, bias: false, ..ModelConfig::default()
+        blocks: 1,
+        width: 2,
+        heads: 2,
+        vocabulary: 2,
+        context: 1,
+        positions: Positions::None,
+        bias: false,
+        ..ModelConfig::default()
     };
     let model = model("attn: scaled heads\nblock:\n    x = x + attn(x)\nhead: norm(x)", &config);
     let device = device("flex").unwrap();
@@ -280,7 +309,8 @@ fn s14_heads_are_scaled_before_the_output_projection_mixes_them() {
         }
     }
     let mut output = Output(Vec::new());
-    let _ = model.logits(&weights, &Tokens { numbers: [0].into(), shape: [1, 1] }, ForwardOptions::default(), &mut output);
+    let _ =
+        model.logits(&weights, &Tokens { numbers: [0].into(), shape: [1, 1] }, ForwardOptions::default(), &mut output);
     assert_eq!(output.0, [10.0, 2.0]);
 }
 
@@ -343,8 +373,11 @@ fn equal_seeds_give_equal_weights_and_schemes_share_their_draws() {
         let at = model.parameters().iter().position(|info| info.name == name).unwrap();
         weights.0[at].to_values()
     };
-    let (wa, again, other) =
-        (a.initialise(1, &device, DType::F64), a.initialise(1, &device, DType::F64), a.initialise(2, &device, DType::F64));
+    let (wa, again, other) = (
+        a.initialise(1, &device, DType::F64),
+        a.initialise(1, &device, DType::F64),
+        a.initialise(2, &device, DType::F64),
+    );
     assert_eq!(find(&a, &wa, "blocks.2.ffn.w1"), find(&a, &again, "blocks.2.ffn.w1"));
     assert_ne!(find(&a, &wa, "blocks.2.ffn.w1"), find(&a, &other, "blocks.2.ffn.w1"));
     assert_ne!(find(&a, &wa, "blocks.2.ffn.w1"), find(&a, &wa, "blocks.3.ffn.w1"));

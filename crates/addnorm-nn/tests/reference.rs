@@ -73,7 +73,9 @@ impl Reference {
             if !self.values.contains_key(&format!("{p}.{norm}.gain")) {
                 return rows;
             }
-            let normed = |row: &Vec<f64>| row.chunks(head).flat_map(|part| self.norm_row(&format!("{p}.{norm}"), part)).collect();
+            let normed = |row: &Vec<f64>| {
+                row.chunks(head).flat_map(|part| self.norm_row(&format!("{p}.{norm}"), part)).collect()
+            };
             rows.iter().map(normed).collect()
         };
         let (q, k, v) = (project("q", "query_norm"), project("k", "key_norm"), project("v", "value_norm"));
@@ -198,7 +200,8 @@ fn every_scheme_computes_its_papers_equations() {
         for (at, (weight, info)) in weights.0.iter_mut().zip(model.parameters()).enumerate() {
             if info.shape.len() == 1 {
                 let values = weight.to_values();
-                let moved = values.iter().enumerate().map(|(i, w)| w + 0.3 * ((i * 7 + at * 13) as f64).sin()).collect();
+                let moved =
+                    values.iter().enumerate().map(|(i, w)| w + 0.3 * ((i * 7 + at * 13) as f64).sin()).collect();
                 *weight = Weight::from_values(moved, &info.shape, &device, DType::F64);
             }
         }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use addnorm_nn::{ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weight, Weights, statistics, sum_of_squares, tap};
+use addnorm_nn::{
+    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weight, Weights, statistics, sum_of_squares, tap,
+};
 use addnorm_scheme::{Place, Sublayer};
 use serde::{Deserialize, Serialize};
 
@@ -75,9 +77,7 @@ impl Observer for Recorder {
     fn contribution(&mut self, place: Place, sublayer: Sublayer, contribution: &Tensor<3>, sum: &Tensor<3>) {
         let Some(block) = block_of(place) else { return };
         // A scheme with several streams adds a sublayer more than once; the first addition counts.
-        self.shares
-            .entry((block, sublayer))
-            .or_insert_with(|| statistics::rms(contribution) / statistics::rms(sum));
+        self.shares.entry((block, sublayer)).or_insert_with(|| statistics::rms(contribution) / statistics::rms(sum));
     }
 }
 
@@ -86,7 +86,13 @@ impl Observer for Recorder {
 ///
 /// # Panics
 /// If there is not one target a position, or a token is not in the vocabulary.
-pub fn measure(model: &Model, weights: &Weights, tokens: &Tokens, targets: Arc<[u32]>, step: u64) -> Vec<LayerStatistics> {
+pub fn measure(
+    model: &Model,
+    weights: &Weights,
+    tokens: &Tokens,
+    targets: Arc<[u32]>,
+    step: u64,
+) -> Vec<LayerStatistics> {
     let mut recorder = Recorder::default();
     let scale = 1.0 / targets.len().max(1) as f64;
     let options = ForwardOptions { dropout_seed: None, step };

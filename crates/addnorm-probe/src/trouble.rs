@@ -50,7 +50,12 @@ impl Observer for Finder {
 ///
 /// # Panics
 /// If a token is not in the vocabulary.
-pub fn find_first_non_finite(model: &Model, weights: &Weights, tokens: &Tokens, options: ForwardOptions) -> Option<Trouble> {
+pub fn find_first_non_finite(
+    model: &Model,
+    weights: &Weights,
+    tokens: &Tokens,
+    options: ForwardOptions,
+) -> Option<Trouble> {
     let mut finder = Finder { stream_names: model.plan().streams.clone(), found: None, largest: 0.0 };
     let logits = model.logits(weights, tokens, options, &mut finder);
     finder.look(Place::Head, "logits".to_string(), &logits);
@@ -76,5 +81,10 @@ pub fn first_non_finite_gradient(model: &Model, gradients: &[Weight]) -> Option<
         .zip(gradients)
         .filter(|(_, gradient)| !finite(gradient))
         .max_by_key(|(info, _)| order(info.block, &info.name))
-        .map(|(info, _)| Trouble { block: info.block, site: info.name.clone(), gradient: true, largest_rms_before: None })
+        .map(|(info, _)| Trouble {
+            block: info.block,
+            site: info.name.clone(),
+            gradient: true,
+            largest_rms_before: None,
+        })
 }

@@ -34,7 +34,11 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     let title = format!("{} schemes at {} blocks", comparison.rows.len(), settings.model.blocks);
     let subtitle = format!(
         "Width {}, {} heads, context {}, {} steps on {}.",
-        settings.model.width, settings.model.heads, settings.model.context, settings.train.steps, comparison.corpus.description
+        settings.model.width,
+        settings.model.heads,
+        settings.model.context,
+        settings.train.steps,
+        comparison.corpus.description
     );
     let firsts: Vec<&RunOutcome> = comparison.outcomes.chunks(seeds).filter_map(<[RunOutcome]>::first).collect();
     let mut body = String::new();
@@ -44,7 +48,8 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     firsts.iter().enumerate().for_each(|(number, outcome)| body.push_str(&card(outcome, number)));
     body.push_str(&differences(comparison));
     body.push_str(&settings_section(&settings.to_toml()));
-    let runs = comparison.outcomes.iter().enumerate().map(|(at, outcome)| RunPayload::new(outcome, at / seeds)).collect();
+    let runs =
+        comparison.outcomes.iter().enumerate().map(|(at, outcome)| RunPayload::new(outcome, at / seeds)).collect();
     let payload = Payload {
         runs,
         unigram: comparison.corpus.unigram_entropy,
@@ -61,7 +66,13 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
 pub fn write_run(outcome: &RunOutcome, folder: &Path) -> io::Result<()> {
     let (meta, config) = (&outcome.meta, &outcome.spec.config);
     let title = format!("{} at {} blocks", meta.title, config.model.blocks);
-    let subtitle = format!("{} Seed {}, {} steps on {}.", sentence(&meta.judgement.words), meta.seed, config.train.steps, meta.corpus.description);
+    let subtitle = format!(
+        "{} Seed {}, {} steps on {}.",
+        sentence(&meta.judgement.words),
+        meta.seed,
+        config.train.steps,
+        meta.corpus.description
+    );
     let mut body = format!("<pre class=\"summary\">{}</pre>\n", escape(&run_text(outcome)));
     body.push_str(CHARTS);
     body.push_str("<h2>The scheme</h2>\n");
@@ -138,7 +149,10 @@ fn comparison_table(comparison: &Comparison, firsts: &[&RunOutcome]) -> String {
         // A row's label is its scheme's; with several seeds the runs carry a suffix.
         let colour = firsts
             .iter()
-            .position(|outcome| outcome.spec.label == row.label || outcome.spec.label == format!("{}-seed{}", row.label, outcome.meta.seed))
+            .position(|outcome| {
+                outcome.spec.label == row.label
+                    || outcome.spec.label == format!("{}-seed{}", row.label, outcome.meta.seed)
+            })
             .unwrap_or(0);
         let class = match row.verdict {
             Verdict::Trains => "good",
@@ -149,7 +163,10 @@ fn comparison_table(comparison: &Comparison, firsts: &[&RunOutcome]) -> String {
         for (at, (_, value)) in columns.iter().enumerate() {
             let text = escape(&value(row));
             if at == 0 {
-                let _ = write!(html, "<th scope=\"row\"><span class=\"dot\" data-scheme=\"{colour}\"></span><a href=\"#scheme-{colour}\">{text}</a></th>");
+                let _ = write!(
+                    html,
+                    "<th scope=\"row\"><span class=\"dot\" data-scheme=\"{colour}\"></span><a href=\"#scheme-{colour}\">{text}</a></th>"
+                );
             } else if at + 1 == columns.len() {
                 let _ = write!(html, "<td class=\"verdict\">{text}</td>");
             } else {

@@ -25,17 +25,26 @@ fn finish(table: &Table) -> String {
 pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         _ if value.is_nan() => "NaN".into(),
-        size if size.is_infinite() => if value > 0.0 { "inf".into() } else { "-inf".into() },
+        size if size.is_infinite() => {
+            if value > 0.0 {
+                "inf".into()
+            } else {
+                "-inf".into()
+            }
+        }
         0.0 => "0".into(),
-        size if size >= 1e5 || size < 1e-3 => format!("{value:.1e}"),
+        size if !(1e-3..1e5).contains(&size) => format!("{value:.1e}"),
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
     }
 }
 
+/// A column: its name, and what it shows of a row.
+pub(crate) type Column = (&'static str, fn(&ComparisonRow) -> String);
+
 /// The columns of the comparison, by their names and a row's values.
-pub(crate) fn columns(comparison: &Comparison) -> Vec<(&'static str, fn(&ComparisonRow) -> String)> {
+pub(crate) fn columns(comparison: &Comparison) -> Vec<Column> {
     fn loss(row: &ComparisonRow) -> String {
         if row.diverged > 0 {
             // No mean over runs of which some have none; what each came to is in the JSON.
@@ -46,15 +55,16 @@ pub(crate) fn columns(comparison: &Comparison) -> Vec<(&'static str, fn(&Compari
             None => format!("{:.4}", row.mean_loss.0),
         }
     }
-    let mut columns: Vec<(&'static str, fn(&ComparisonRow) -> String)> =
-        vec![("scheme", |row| row.label.clone()), ("validation loss", loss)];
+    let mut columns: Vec<Column> = vec![("scheme", |row| row.label.clone()), ("validation loss", loss)];
     if comparison.corpus.floor.is_some() {
-        columns.push(("above floor", |row| row.above_floor.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+        columns
+            .push(("above floor", |row| row.above_floor.map_or_else(String::new, |value| format!("{:.3}", value.0))));
     } else {
         columns.push(("below unigram", |row| format!("{:.3}", row.below_unigram.0)));
     }
     if comparison.corpus.bytes_per_token.is_some() {
-        columns.push(("bits/byte", |row| row.bits_per_byte.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+        columns
+            .push(("bits/byte", |row| row.bits_per_byte.map_or_else(String::new, |value| format!("{:.3}", value.0))));
     }
     columns.push(("grad 1/L", |row| short(row.gradient_ratio.0)));
     columns.push(("RMS L", |row| short(row.residual_rms.0)));

@@ -161,9 +161,10 @@ impl Checker<'_> {
     fn constants(&mut self, file: &File) -> Checked<Vec<Constant>> {
         let mut constants: Vec<Constant> = Vec::new();
         for rule in &file.lets {
-            let only = rule.only.as_ref().map(|(stack, pair)| {
-                (if stack == "encoder" { StackSide::Encoder } else { StackSide::Decoder }, *pair)
-            });
+            let only = rule
+                .only
+                .as_ref()
+                .map(|(stack, pair)| (if stack == "encoder" { StackSide::Encoder } else { StackSide::Decoder }, *pair));
             let name = &rule.definition.name;
             if constants.iter().any(|known| known.name == *name && known.only == only) {
                 return self.error(rule.definition.span, format!("'{name}' is defined twice"), None);
@@ -191,12 +192,7 @@ impl Checker<'_> {
             }
             let initial = self.scalar(&rule.definition.value, Place::Initial)?;
             self.learnables.push(name.clone());
-            learnables.push(Learnable {
-                name,
-                vector: rule.size.is_some(),
-                per_sublayer: rule.per_sublayer,
-                initial,
-            });
+            learnables.push(Learnable { name, vector: rule.size.is_some(), per_sublayer: rule.per_sublayer, initial });
         }
         Ok(learnables)
     }
@@ -401,6 +397,15 @@ impl Checker<'_> {
         use Operator::*;
         match (operator, left, right) {
             (_, Typed::Scalar(left), Typed::Scalar(right)) => {
+                let learned = self.learnable_in(&right).or_else(|| {
+                    // A power of a learnable is smooth; a comparison is not.
+                    self.learnable_in(&left).filter(|_| operator.compares())
+                });
+                if let Some(name) = learned.filter(|_| operator.compares() || operator == Power) {
+                    let message = format!("'{}' has no derivative to train '{name}' by", operator.symbol());
+                    let hint = (operator == Power).then(|| "use exp(...) for a learned exponent".to_string());
+                    return self.error(expr.span, message, hint);
+                }
                 Ok(Typed::Scalar(Scalar::Binary(operator, Box::new(left), Box::new(right))))
             }
             (Add | Subtract, Typed::Stream(mut left), Typed::Stream(right)) => {
@@ -427,9 +432,7 @@ impl Checker<'_> {
                 let message = "a number and a stream cannot be added";
                 self.error(expr.span, message, Some("scale the stream by the number with '*'".into()))
             }
-            (operator, ..) => {
-                self.error(expr.span, format!("'{}' does not work on streams", operator.symbol()), None)
-            }
+            (operator, ..) => self.error(expr.span, format!("'{}' does not work on streams", operator.symbol()), None),
         }
     }
 
@@ -531,13 +534,7 @@ impl Checker<'_> {
             let mut scalars = Vec::new();
             for argument in arguments {
                 let scalar = self.scalar(argument, place)?;
-                let mut learnable = None;
-                scalar.names(&mut |name| {
-                    if self.learnables.iter().any(|known| known == name) {
-                        learnable = Some(name.to_string());
-                    }
-                });
-                if let Some(learnable) = learnable.filter(|_| !function.is_smooth()) {
+                if let Some(learnable) = self.learnable_in(&scalar).filter(|_| !function.is_smooth()) {
                     let message = format!("{name} has no derivative to train '{learnable}' by");
                     return self.error(argument.span, message, None);
                 }
@@ -549,6 +546,16 @@ impl Checker<'_> {
         known.extend(self.each.as_deref());
         known.extend(ScalarFunction::ALL.iter().map(|(name, _)| *name));
         self.error(span, format!("'{name}' is no function"), Some(suggest(name, known)))
+    }
+
+    fn learnable_in(&self, scalar: &Scalar) -> Option<String> {
+        let mut found = None;
+        scalar.names(&mut |name| {
+            if self.learnables.iter().any(|known| known == name) {
+                found = Some(name.to_string());
+            }
+        });
+        found
     }
 
     fn unused(&self, file: &File) -> Vec<Lint> {

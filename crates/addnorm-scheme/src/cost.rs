@@ -138,7 +138,9 @@ impl Pricer {
         // Queries, keys, values, and the heads' outputs.
         self.kept += (2 * width + 2 * kv) as f64;
         if let Some(norms) = self.options.projection_norms {
-            for (present, count) in [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)] {
+            for (present, count) in
+                [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)]
+            {
                 if present {
                     match norms.scope {
                         HeadNormScope::PerHead => self.count_norm(head, count),

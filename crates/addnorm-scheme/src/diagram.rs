@@ -32,7 +32,8 @@ pub fn diagram(section: &Section, streams: &[String], title: &str) -> String {
         })
         .collect();
     let mut drawer = Drawer { columns, branch: streams.len(), nodes: Vec::new(), edges: Vec::new(), row: 0 };
-    let inputs = streams.iter().enumerate().map(|(at, name)| Wire::plain(drawer.node(Shape::Port, name, at, 0))).collect();
+    let inputs =
+        streams.iter().enumerate().map(|(at, name)| Wire::plain(drawer.node(Shape::Port, name, at, 0))).collect();
     let Ok(outputs) = interpret_section(section, &mut drawer, inputs);
     let top = drawer.row + 1;
     for (at, (name, output)) in streams.iter().zip(outputs).enumerate() {
@@ -101,7 +102,12 @@ impl Drawer {
     }
 
     fn edge(&mut self, from: &Wire, to: usize, factor: String, stopped: bool) {
-        let label = [from.factor.as_str(), factor.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" · ");
+        let label = [from.factor.as_str(), factor.as_str()]
+            .iter()
+            .filter(|part| !part.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(" · ");
         self.edges.push(Edge { from: from.node, to, label, stopped });
     }
 }
@@ -120,7 +126,12 @@ impl Algebra for Drawer {
         let wire = if let ([only], [term]) = (inputs, mix.terms.as_slice()) {
             let label = factor(&term.coefficient.symbol);
             if mix.norm.is_none() {
-                let joined = [only.factor.as_str(), &label].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" · ");
+                let joined = [only.factor.as_str(), &label]
+                    .iter()
+                    .filter(|part| !part.is_empty())
+                    .copied()
+                    .collect::<Vec<_>>()
+                    .join(" · ");
                 return Ok(Wire { node: only.node, factor: joined });
             }
             let node = self.next_node(Shape::Norm, "norm", column);
@@ -232,7 +243,9 @@ impl Drawer {
         );
         let ink = "var(--diagram-ink, #333)";
         // Ids are unique in a page of many diagrams.
-        let id = title.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let id = title
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let _ = write!(
             svg,
             r#"<defs><marker id="arrow-{id:x}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{ink}"/></marker></defs>"#
@@ -254,7 +267,11 @@ impl Drawer {
             let label = escape(&node.label);
             match node.shape {
                 Shape::Port => {
-                    let _ = write!(svg, r#"<text x="{x}" y="{}" text-anchor="middle" font-style="italic" fill="{ink}">{label}</text>"#, y + 4.0);
+                    let _ = write!(
+                        svg,
+                        r#"<text x="{x}" y="{}" text-anchor="middle" font-style="italic" fill="{ink}">{label}</text>"#,
+                        y + 4.0
+                    );
                 }
                 Shape::Sum => {
                     let _ = write!(

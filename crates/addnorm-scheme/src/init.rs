@@ -155,20 +155,29 @@ impl Initializer {
     }
 }
 
+/// What `init` lines say of one kind of matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InitRow {
+    /// The distribution with its numbers, where one is set.
+    pub distribution: Option<(DistributionKind, Vec<f64>)>,
+    /// What every weight is multiplied by.
+    pub factor: f64,
+}
+
 /// The initialisers of one block, before fan-in and fan-out are known.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InitTable {
-    /// For each kind that the scheme speaks of: the distribution, if set, and the factor.
-    pub rows: BTreeMap<MatrixKind, (Option<(DistributionKind, Vec<f64>)>, f64)>,
+    /// For each kind that the scheme speaks of.
+    pub rows: BTreeMap<MatrixKind, InitRow>,
 }
 
 impl InitTable {
     /// What a matrix of this kind and shape starts from; `default` where the scheme leaves it open.
     pub fn initializer(&self, kind: MatrixKind, fan_in: usize, fan_out: usize, default: Initializer) -> Initializer {
-        let Some((distribution, factor)) = self.rows.get(&kind) else {
+        let Some(row) = self.rows.get(&kind) else {
             return default;
         };
-        let base = match distribution {
+        let base = match &row.distribution {
             None => default,
             Some((distribution, arguments)) => {
                 let argument = |at: usize, otherwise: f64| arguments.get(at).copied().unwrap_or(otherwise);
@@ -190,6 +199,6 @@ impl InitTable {
                 }
             }
         };
-        base.times(*factor)
+        base.times(row.factor)
     }
 }

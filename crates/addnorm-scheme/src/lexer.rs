@@ -39,8 +39,7 @@ impl Kind {
 }
 
 // Longer symbols first, so that '<=' is not read as '<'.
-const SYMBOLS: [&str; 17] =
-    ["<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "^", "(", ")", "[", "]", ","];
+const SYMBOLS: [&str; 17] = ["<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "^", "(", ")", "[", "]", ","];
 
 pub(crate) fn lex(source: &str) -> Result<Vec<Token>, SchemeError> {
     let fail = |span, message: String, hint: Option<String>| Err(SchemeError::new(source, span, message, hint));

@@ -39,7 +39,7 @@ mod syntax;
 
 pub use algebra::{Algebra, interpret, interpret_section};
 pub use error::{Lint, SchemeError, Span, nearest};
-pub use init::{DistributionKind, InitRule, InitTable, Initializer, MatrixKind};
+pub use init::{DistributionKind, InitRow, InitRule, InitTable, Initializer, MatrixKind};
 pub use lexer::MAX_SOURCE_BYTES;
 pub use library::{LookupError, library, lookup};
 pub use plan::*;

@@ -72,9 +72,8 @@ pub fn lookup(said: &str) -> Result<Scheme, LookupError> {
             return Err(unreadable(format!("it has {size} bytes; a scheme may have {MAX_SOURCE_BYTES}")));
         }
         let bytes = std::fs::read(path).map_err(|error| unreadable(error.to_string()))?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            unreadable(format!("it is not UTF-8 text (byte {})", error.utf8_error().valid_up_to()))
-        })?;
+        let text = String::from_utf8(bytes)
+            .map_err(|error| unreadable(format!("it is not UTF-8 text (byte {})", error.utf8_error().valid_up_to())))?;
         let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or(said);
         return parse(name, &text);
     }

@@ -73,7 +73,8 @@ impl Finder {
             match step {
                 Step::Mix(mix) => {
                     // A normed value that something else reads too, such as a residual path, is no mistake.
-                    let again = matches!(mix.terms.as_slice(), [only] if facts[only.input].normed && readers[only.input] == 1);
+                    let again =
+                        matches!(mix.terms.as_slice(), [only] if facts[only.input].normed && readers[only.input] == 1);
                     if mix.norm.is_some() && again {
                         let place = section.place.prefix();
                         let message = match place.as_str() {

@@ -13,8 +13,8 @@ pub(crate) const DIRECTIVES: [&str; 14] = [
 
 /// Words that open a directive or are part of the language, and so cannot be names of the author's own.
 pub(crate) const RESERVED: [&str; 24] = [
-    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "cross", "embed", "init", "each",
-    "block", "head", "stop", "and", "or", "times", "per", "of", "pair", "in",
+    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "cross", "embed", "init",
+    "each", "block", "head", "stop", "and", "or", "times", "per", "of", "pair", "in",
 ];
 
 pub(crate) fn parse(source: &str) -> Result<File, SchemeError> {

@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::init::InitTable;
-use crate::init::MatrixKind;
+use crate::init::{InitRow, InitTable, MatrixKind};
 use crate::scalar::Scalar;
 use crate::scheme::*;
 
@@ -632,13 +631,14 @@ impl<'a> Planner<'a> {
                 if in_blocks != matches!(self.place, Place::Block(_)) {
                     continue;
                 }
-                let row = table.rows.entry(kind).or_insert((None, 1.0));
+                let row = table.rows.entry(kind).or_insert(InitRow { distribution: None, factor: 1.0 });
                 if let Some((distribution, arguments)) = &rule.distribution {
                     let numbers = arguments.iter().map(|argument| self.constant(argument));
-                    *row = (Some((*distribution, numbers.collect::<Result<_, _>>()?)), 1.0);
+                    let numbers = numbers.collect::<Result<_, _>>()?;
+                    *row = InitRow { distribution: Some((*distribution, numbers)), factor: 1.0 };
                 }
                 if let Some(times) = &rule.times {
-                    row.1 *= self.constant(times)?;
+                    row.factor *= self.constant(times)?;
                 }
             }
         }

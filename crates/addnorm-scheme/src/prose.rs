@@ -67,7 +67,10 @@ pub fn prose(plan: &Plan) -> Prose {
     Prose {
         embed: write(&plan.embed).0,
         blocks,
-        head: Equation { text: format!("head: {}", head[0].text), latex: format!(r"\text{{head: }} {}", head[0].latex) },
+        head: Equation {
+            text: format!("head: {}", head[0].text),
+            latex: format!(r"\text{{head: }} {}", head[0].latex),
+        },
     }
 }
 
@@ -231,7 +234,9 @@ pub fn scalar_as_text(scalar: &Scalar) -> String {
             let right_text = scalar_as_text(right);
             let right = if precedence(right) <= own { format!("({right_text})") } else { right_text };
             match operator {
-                Operator::Multiply | Operator::Divide | Operator::Power => format!("{left}{}{right}", operator.symbol()),
+                Operator::Multiply | Operator::Divide | Operator::Power => {
+                    format!("{left}{}{right}", operator.symbol())
+                }
                 _ => format!("{left} {} {right}", operator.symbol()),
             }
         }
@@ -276,8 +281,8 @@ pub fn scalar_in_latex(scalar: &Scalar) -> String {
 
 fn name_in_latex(name: &str) -> String {
     const GREEK: [&str; 20] = [
-        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu", "xi", "pi",
-        "rho", "sigma", "tau", "phi", "psi", "omega",
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu", "xi",
+        "pi", "rho", "sigma", "tau", "phi", "psi", "omega",
     ];
     let escaped = name.replace('_', r"\_");
     if GREEK.contains(&name) {

@@ -47,6 +47,8 @@ const MISTAKES: &[&str] = &[
     "each f:\n    x = norm\nhead: norm(x)",
     "each head:\n    x = x + head(norm(x))\nhead: norm(x)",
     "each f:\n    x = x + sqrt(2, 3)*f(norm(x))\nhead: norm(x)",
+    "learn g = 1\neach f:\n    x = x + 2^g*f(norm(x))\nhead: norm(x)",
+    "learn g = 1\neach f:\n    x = x + (g < 2)*f(norm(x))\nhead: norm(x)",
     "each f:\n    é = x + f(norm(ñ))\nhead: norm(x)",
 ];
 
@@ -62,9 +64,8 @@ fn every_mistake_gets_its_line_a_caret_and_advice() {
 
 #[test]
 fn what_is_suspicious_is_said() {
-    let codes = |text: &str| -> Vec<&str> {
-        Scheme::parse("test", text).unwrap().lints.iter().map(|lint| lint.code).collect()
-    };
+    let codes =
+        |text: &str| -> Vec<&str> { Scheme::parse("test", text).unwrap().lints.iter().map(|lint| lint.code).collect() };
     assert_eq!(codes("each f:\n    x = x + f(norm(x))\nhead: norm(x)"), [""; 0]);
     assert_eq!(codes("each f:\n    x = x + f(norm(x))\nhead: x"), ["no-final-norm"]);
     assert_eq!(codes("each f:\n    x = norm(x + f(x))\nhead: norm(x)"), ["double-norm"]);
@@ -82,7 +83,8 @@ fn what_is_suspicious_is_said() {
 fn one_line_says_the_same_as_many() {
     let many = "let a = 2*L\nlearn g = 0\neach f:\n    o = f(norm(x))\n    x = x + a*g*o\nhead: norm(x)";
     let one = "let a = 2*L; learn g = 0; each f: o = f(norm(x)); x = x + a*g*o; head: norm(x)";
-    let plan = |text: &str| Scheme::parse("test", text).unwrap_or_else(|error| panic!("{error}")).plan(dimensions(4)).unwrap();
+    let plan =
+        |text: &str| Scheme::parse("test", text).unwrap_or_else(|error| panic!("{error}")).plan(dimensions(4)).unwrap();
     assert_eq!(prose(&plan(many)), prose(&plan(one)));
     assert_eq!(plan(many).blocks[3].constants, plan(one).blocks[3].constants);
 }
@@ -93,12 +95,17 @@ fn blocks_are_chosen_by_conditions() {
     let plan = Scheme::parse("test", text).unwrap().plan(dimensions(6)).unwrap();
     let words: Vec<String> =
         prose(&plan).blocks.iter().map(|b| format!("{}-{} {}", b.first, b.last, b.equations[0].text)).collect();
-    assert_eq!(words, ["1-1 x = attn(x)", "2-2 x = x + attn(x)", "3-3 x = ffn(x)", "4-5 x = x + ffn(x)", "6-6 x = ffn(x)"]);
+    assert_eq!(
+        words,
+        ["1-1 x = attn(x)", "2-2 x = x + attn(x)", "3-3 x = ffn(x)", "4-5 x = x + ffn(x)", "6-6 x = ffn(x)"]
+    );
 }
 
 #[test]
 fn a_scheme_that_fails_at_a_depth_says_where() {
-    let plan = |text: &str, blocks| Scheme::parse("test", text).unwrap().plan(dimensions(blocks)).map_err(|error| error.message);
+    let plan = |text: &str, blocks| {
+        Scheme::parse("test", text).unwrap().plan(dimensions(blocks)).map_err(|error| error.message)
+    };
     let text = "let a = 1/(l - 2)\neach f:\n    x = x + a*f(norm(x))\nhead: norm(x)";
     assert!(plan(text, 1).is_ok());
     assert_eq!(plan(text, 3).unwrap_err(), "the constant 'a' is not finite at blocks.2");

@@ -43,8 +43,15 @@ fn equations_and_costs() {
         }
         text.push_str(&format!("{}\n", prose.head.text));
         let sizes = Sizes {
-            kv_heads: 4, ffn_width: 256, gated: false, bias: true, norm: NormKind::Layernorm, vocabulary: 256,
-            context: 64, learned_positions: true, tied: false,
+            kv_heads: 4,
+            ffn_width: 256,
+            gated: false,
+            bias: true,
+            norm: NormKind::Layernorm,
+            vocabulary: 256,
+            context: 64,
+            learned_positions: true,
+            tied: false,
         };
         let cost = cost(&plan, sizes);
         text.push_str(&format!(

@@ -214,8 +214,9 @@ fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> Compa
     };
     // Of equal verdicts the first seed's words.
     let worst = outcomes.iter().rev().max_by_key(rank);
-    let (verdict, mut words) =
-        worst.map_or((Verdict::Diverged, String::new()), |run| (run.meta.judgement.verdict, run.meta.judgement.words.clone()));
+    let (verdict, mut words) = worst.map_or((Verdict::Diverged, String::new()), |run| {
+        (run.meta.judgement.verdict, run.meta.judgement.words.clone())
+    });
     let alike = outcomes.iter().filter(|outcome| outcome.meta.judgement.verdict == verdict).count();
     if alike < outcomes.len() {
         words = format!("{words} ({alike} of {} seeds)", outcomes.len());

@@ -162,7 +162,14 @@ impl RunFolder {
     ///
     /// # Errors
     /// If they cannot be written.
-    pub fn finish(&self, model: &Model, weights: &Weights, config: &RunConfig, scheme: &Scheme, meta: &RunMeta) -> Result<(), FolderError> {
+    pub fn finish(
+        &self,
+        model: &Model,
+        weights: &Weights,
+        config: &RunConfig,
+        scheme: &Scheme,
+        meta: &RunMeta,
+    ) -> Result<(), FolderError> {
         let metadata = BTreeMap::from([
             ("format".to_string(), "addnorm".to_string()),
             ("config".to_string(), config.to_toml()),
@@ -170,9 +177,7 @@ impl RunFolder {
             ("scheme_name".to_string(), scheme.name.clone()),
         ]);
         let path = self.path.join("model.safetensors");
-        weights
-            .save(model.parameters(), metadata, &path)
-            .map_err(|error| FolderError::new(&path, error))?;
+        weights.save(model.parameters(), metadata, &path).map_err(|error| FolderError::new(&path, error))?;
         let path = self.path.join("meta.json");
         let text = serde_json::to_string_pretty(meta).map_err(|error| FolderError::new(&path, error))?;
         std::fs::write(&path, text).map_err(|error| FolderError::new(&path, error))
@@ -212,8 +217,8 @@ pub fn load_run(path: &Path, device: &Device) -> Result<LoadedRun, FolderError> 
         let file = path.join(name);
         std::fs::read_to_string(&file).map_err(|error| FolderError::new(&file, error))
     };
-    let meta: RunMeta = serde_json::from_str(&read("meta.json")?)
-        .map_err(|error| FolderError::new(&path.join("meta.json"), error))?;
+    let meta: RunMeta =
+        serde_json::from_str(&read("meta.json")?).map_err(|error| FolderError::new(&path.join("meta.json"), error))?;
     let config = RunConfig::from_toml(&read("config.toml")?)
         .map_err(|error| FolderError::new(&path.join("config.toml"), error))?;
     let scheme = Scheme::parse(&meta.scheme, &read("scheme.scheme")?)

@@ -1,6 +1,6 @@
 //! AdamW over all parameters, with one global gradient norm.
 
-use addnorm_nn::{AdamwStep, Device, DType, ParameterInfo, Weight, Weights, adamw, sum_of_squares};
+use addnorm_nn::{AdamwStep, DType, Device, ParameterInfo, Weight, Weights, adamw, sum_of_squares};
 
 /// Norm of all gradients together, before any clipping. A parameter that has several uses, such as a tied
 /// head, is in the list once.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use addnorm_data::{Corpus, Cursor, Windows, validation_windows};
 use addnorm_nn::{
-    AdamwStep, DType, ForwardOptions, GradientError, InitialValue, Model, ModelError, NoObserver, Purpose, Role, Tokens,
-    Weight, Weights, device, statistics, stream_seed,
+    AdamwStep, DType, ForwardOptions, GradientError, InitialValue, Model, ModelError, NoObserver, Purpose, Role,
+    Tokens, Weight, Weights, device, statistics, stream_seed,
 };
 use addnorm_probe::{Ending, LayerStatistics, find_first_non_finite, first_non_finite_gradient, judge, measure};
 use addnorm_scheme::Scheme;
@@ -86,7 +86,14 @@ impl RunOutcome {
 
 /// Mean loss in nats over the first validation windows, with how many tokens it is the mean of. No dropout,
 /// no gradient, no random number.
-pub fn evaluate(model: &Model, weights: &Weights, corpus: &Corpus, batch: usize, limit: usize, step: u64) -> (f64, u64) {
+pub fn evaluate(
+    model: &Model,
+    weights: &Weights,
+    corpus: &Corpus,
+    batch: usize,
+    limit: usize,
+    step: u64,
+) -> (f64, u64) {
     let context = model.config().context;
     let windows = validation_windows(&corpus.validation, context, limit.div_ceil(context).max(1));
     let (mut total, mut count) = (0.0, 0u64);
@@ -234,7 +241,8 @@ impl<'a> Trainer<'a> {
         let (train, context) = (&self.spec.config.train, self.spec.config.model.context);
         let (inputs, targets) = self.windows.next_batch(train.batch);
         let count = inputs.len() as f64;
-        let dropout = stream_seed(train.seed, Purpose::Dropout, "masks").wrapping_add(step.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let dropout =
+            stream_seed(train.seed, Purpose::Dropout, "masks").wrapping_add(step.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut total = 0.0;
         let mut gradients: Option<Vec<Weight>> = None;
         let part = train.batch.div_ceil(train.accumulate) * context;

@@ -73,7 +73,10 @@ fn t01_parts_of_a_batch_add_up_to_the_batch_whatever_their_sizes() {
     for accumulate in [2, 4, 5, 6] {
         let parts = steps(&train("deepnorm", |config| config.train.accumulate = accumulate));
         for (whole, parts) in whole.iter().zip(&parts) {
-            assert!((whole.0 - parts.0).abs() < 1e-5 && (whole.1 - parts.1).abs() < 1e-4 * whole.1, "{whole:?} {parts:?}");
+            assert!(
+                (whole.0 - parts.0).abs() < 1e-5 && (whole.1 - parts.1).abs() < 1e-4 * whole.1,
+                "{whole:?} {parts:?}"
+            );
         }
     }
 }
@@ -97,7 +100,9 @@ fn d10_the_clip_factor_brings_the_norm_down_to_the_clip() {
         }
     }
     let free = train("post", |config| config.train.clip = 0.0);
-    assert!(free.metrics.iter().all(|line| !matches!(line, MetricLine::Train { clip_factor, .. } if clip_factor.0 != 1.0)));
+    assert!(
+        free.metrics.iter().all(|line| !matches!(line, MetricLine::Train { clip_factor, .. } if clip_factor.0 != 1.0))
+    );
 }
 
 #[test]
@@ -115,10 +120,13 @@ fn t14_looking_changes_nothing_and_t15_equal_seeds_give_equal_bits() {
     }));
     assert_eq!(base, often);
     assert_eq!(base, threads);
-    assert_ne!(base, steps(&train("pre-gpas", |config| {
-        dropout(config);
-        config.train.seed = 2;
-    })));
+    assert_ne!(
+        base,
+        steps(&train("pre-gpas", |config| {
+            dropout(config);
+            config.train.seed = 2;
+        }))
+    );
 }
 
 #[test]

@@ -266,7 +266,8 @@ impl RunFlags {
             data.paths = self.data.clone();
         }
         if !self.extensions.is_empty() {
-            data.extensions = self.extensions.iter().map(|extension| extension.trim_start_matches('.').into()).collect();
+            data.extensions =
+                self.extensions.iter().map(|extension| extension.trim_start_matches('.').into()).collect();
         }
         if self.tokenizer.is_some() {
             data.tokenizer = self.tokenizer.clone();

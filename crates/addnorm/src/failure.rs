@@ -48,7 +48,8 @@ impl Failure {
     /// Prints it to stderr and gives the exit code.
     pub fn report(self) -> ExitCode {
         let code = ExitCode::from(self.code);
-        let theme = if crate::printer::colours() { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let theme =
+            if crate::printer::colours() { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
         let mut text = String::new();
         if GraphicalReportHandler::new_themed(theme).with_width(100).render_report(&mut text, &self).is_err() {
             text = self.message.clone();

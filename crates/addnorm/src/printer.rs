@@ -15,7 +15,8 @@ pub fn colours() -> bool {
 /// Writes a result to stdout. A reader that has gone away is no failure.
 pub fn result(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
+    let _ =
+        out.write_all(text.as_bytes()).and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
 }
 
 /// Writes a message to stderr.

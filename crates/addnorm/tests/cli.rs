@@ -32,7 +32,10 @@ fn the_list_of_schemes() {
 fn showing_a_scheme() {
     insta::assert_snapshot!("show-deepnorm", seen(&["show", "deepnorm", "--depth", "64"]));
     insta::assert_snapshot!("show-siamese", seen(&["show", "siamese", "--depth", "64"]));
-    insta::assert_snapshot!("show-inline", seen(&["show", "learn g = 0; each f: x = x + g*f(x)/L; head: x", "--depth", "3"]));
+    insta::assert_snapshot!(
+        "show-inline",
+        seen(&["show", "learn g = 0; each f: x = x + g*f(x)/L; head: x", "--depth", "3"])
+    );
 }
 
 #[test]
@@ -61,13 +64,28 @@ fn mistakes_get_one_message_and_exit_code_2() {
     insta::assert_snapshot!("no-data", seen(&["compare", "pre", "--data", "missing.txt"]));
     insta::assert_snapshot!("no-device", seen(&["train", "--scheme", "pre", "--device", "cuda:0"]));
     insta::assert_snapshot!("no-scheme", seen(&["train"]));
-    for arguments in [&["compare", "--norm", "batchnorm"][..], &["frobnicate"], &["generate", "nowhere", "--prompt", "a"]] {
+    for arguments in
+        [&["compare", "--norm", "batchnorm"][..], &["frobnicate"], &["generate", "nowhere", "--prompt", "a"]]
+    {
         assert!(seen(arguments).starts_with("exit 2\n"), "{arguments:?}");
     }
 }
 
 const SMALL: [&str; 14] = [
-    "--depth", "2", "--width", "16", "--heads", "2", "--context", "16", "--steps", "12", "--batch", "4", "--threads", "1",
+    "--depth",
+    "2",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--steps",
+    "12",
+    "--batch",
+    "4",
+    "--threads",
+    "1",
 ];
 
 #[test]
@@ -89,7 +107,15 @@ fn comparing_writes_a_table_a_report_and_run_folders() {
     assert!(page.contains("3 schemes at 2 blocks") && page.contains("<math") && page.contains("<svg"));
     assert!(!page.contains("<script src") && !page.contains("<link"), "the page needs no network");
     assert!(!page.contains("merror"));
-    for file in ["config.toml", "scheme.scheme", "meta.json", "metrics.jsonl", "layers.jsonl", "model.safetensors", "report.html"] {
+    for file in [
+        "config.toml",
+        "scheme.scheme",
+        "meta.json",
+        "metrics.jsonl",
+        "layers.jsonl",
+        "model.safetensors",
+        "report.html",
+    ] {
         assert!(folder.path().join("out/mine-seed2").join(file).exists(), "{file}");
     }
     let again = addnorm(folder.path(), &arguments);
@@ -111,7 +137,8 @@ fn comparing_on_text_as_json_then_writing_on() {
     assert!((row["bits_per_byte"].as_f64().unwrap() - bits).abs() < 1e-9);
     assert!(report["corpus"]["floor"].is_null());
     let generate = |temperature: &str| {
-        let arguments = ["generate", "out/keel", "--prompt", "the quick", "--tokens", "40", "--temperature", temperature];
+        let arguments =
+            ["generate", "out/keel", "--prompt", "the quick", "--tokens", "40", "--temperature", temperature];
         let output = addnorm(folder.path(), &arguments);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         text(&output.stdout)

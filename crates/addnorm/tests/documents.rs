@@ -28,14 +28,16 @@ fn every_scheme_in_the_documents_trains_a_step() {
     let mut count = 0;
     for document in ["docs/scheme-language.md", "README.md", "README.zh-CN.md"] {
         for text in blocks(&read(document), "scheme") {
-            let scheme = addnorm_scheme::Scheme::parse("document", &text).unwrap_or_else(|error| panic!("{document}: {error}"));
+            let scheme =
+                addnorm_scheme::Scheme::parse("document", &text).unwrap_or_else(|error| panic!("{document}: {error}"));
             let config =
                 ModelConfig { blocks: 5, width: 8, heads: 2, context: 4, vocabulary: 7, ..ModelConfig::default() };
             let model = Model::new(&scheme, &config).unwrap_or_else(|error| panic!("{document}: {error}"));
             let weights = model.initialise(1, &device("flex").unwrap(), DType::F32);
             let tokens = Tokens { numbers: [1, 2, 3, 4].into(), shape: [1, 4] };
             let options = ForwardOptions { step: 3, ..ForwardOptions::default() };
-            let result = model.loss_and_gradients(&weights, &tokens, [2, 3, 4, 5].into(), 1.0, options, &mut NoObserver);
+            let result =
+                model.loss_and_gradients(&weights, &tokens, [2, 3, 4, 5].into(), 1.0, options, &mut NoObserver);
             assert!(result.is_ok_and(|result| result.total.is_finite()), "{document}:\n{text}");
             count += 1;
         }
@@ -49,7 +51,8 @@ fn every_command_in_the_documents_is_understood() {
         for block in blocks(&read(document), "sh") {
             for line in block.lines().filter(|line| line.starts_with("addnorm ")) {
                 let words = split(line);
-                let run = Command::new(env!("CARGO_BIN_EXE_addnorm")).args(&words[1..2]).arg("--help").output().unwrap();
+                let run =
+                    Command::new(env!("CARGO_BIN_EXE_addnorm")).args(&words[1..2]).arg("--help").output().unwrap();
                 assert!(run.status.success(), "{document}: {line}");
                 let help = String::from_utf8_lossy(&run.stdout).to_string();
                 for flag in words.iter().filter(|word| word.starts_with("--")) {

@@ -138,7 +138,8 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
     rows.push(std::iter::once("parameters".to_string()).chain(counts(&cost.block_parameters)).collect());
     let _ = write!(text, "\n{}", addnorm_report::plain_table(&header, rows));
     let rows = initialisers.iter().map(|row| row.to_vec()).collect();
-    let _ = write!(text, "\n{}", addnorm_report::plain_table(&["matrix", "starts from, first block", "last block"], rows));
+    let _ =
+        write!(text, "\n{}", addnorm_report::plain_table(&["matrix", "starts from, first block", "last block"], rows));
     let _ = writeln!(
         text,
         "\nAt width {}, {} heads, {} blocks, vocabulary {VOCABULARY}, context {}: {} parameters, {:.0} kFLOP forward\n\
