@@ -122,3 +122,28 @@ fn a_folder_is_read_in_order_without_binaries_and_hidden_files() {
     let error = read(&folder.path().join("none"), InvalidUtf8::Error).unwrap_err();
     assert!(error.to_string().contains("cannot be read"), "{error}");
 }
+
+/// A tokenizer file of three words, as Hugging Face's library writes them.
+const TOKENIZER: &str = r#"{
+  "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+  "pre_tokenizer": { "type": "Whitespace" }, "post_processor": null, "decoder": null,
+  "model": { "type": "WordLevel", "vocab": { "[UNK]": 0, "the": 1, "cat": 2 }, "unk_token": "[UNK]" }
+}"#;
+
+#[test]
+fn a_tokenizer_file_makes_the_tokens_and_bytes_per_token_stay_known() {
+    let folder = folder();
+    let tokenizer = write(&folder, "tokenizer.json", TOKENIZER.as_bytes());
+    let path = write(&folder, "text.txt", "the cat the dog ".repeat(40).as_bytes());
+    let config =
+        DataConfig { paths: vec![path], tokenizer: Some(tokenizer.clone()), validation: 0.25, ..DataConfig::default() };
+    let corpus = Corpus::load(&config, 8, 1000, 0).unwrap();
+    assert_eq!(corpus.training[..5], [1, 2, 1, 0, 1]);
+    assert_eq!((corpus.training.len(), corpus.validation.len(), corpus.vocabulary.size()), (120, 40, 3));
+    assert_eq!(corpus.summary.bytes_per_token, Some(4.0));
+    assert_eq!(corpus.vocabulary.decode(&[1, 2]), "the cat");
+    std::fs::write(&tokenizer, "{").unwrap();
+    let error = Corpus::load(&config, 8, 1000, 0).unwrap_err();
+    assert!(error.to_string().contains("tokenizer.json cannot be used"), "{error}");
+    assert!(error.hint().unwrap().contains("tokenizer.json"));
+}

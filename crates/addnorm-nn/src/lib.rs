@@ -18,7 +18,7 @@ pub use config::{ActivationKind, ConfigError, ModelConfig, Positions};
 pub use device::{DeviceError, device};
 pub use forward::{ForwardOptions, Tokens};
 pub use layout::{InitialValue, ParameterInfo, Role};
-pub use model::{GradientError, LossAndGradients, Model, ModelError};
+pub use model::{GradientError, InitialiserRow, LossAndGradients, Model, ModelError};
 pub use observer::{NoObserver, Observer};
 pub use random::{Purpose, draw, stream, stream_seed};
 pub use weights::{Weight, Weights, WeightsError};

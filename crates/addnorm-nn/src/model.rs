@@ -6,10 +6,11 @@ use addnorm_kernels::cross_entropy;
 use addnorm_scheme::cost::{Cost, Sizes, cost};
 use addnorm_scheme::{Dimensions, NormKind, Plan, PlanError, Scheme, Stack};
 use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, ModelConfig, Positions};
 use crate::forward::{ForwardOptions, Tokens, forward};
-use crate::layout::{Layout, ParameterInfo};
+use crate::layout::{InitialValue, Layout, ParameterInfo, Role};
 use crate::observer::Observer;
 use crate::weights::{Weight, Weights};
 
@@ -20,6 +21,28 @@ pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) norm: NormKind,
     pub(crate) layout: Layout,
+}
+
+/// What some kinds of matrices start from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InitialiserRow {
+    /// The kinds, by their names in schemes.
+    pub matrices: Vec<String>,
+    /// In the first block, or outside the blocks.
+    pub first: String,
+    /// In the last block.
+    pub last: String,
+}
+
+impl InitialiserRow {
+    /// First and last in one phrase.
+    pub fn words(&self) -> String {
+        if self.first == self.last {
+            self.first.clone()
+        } else {
+            format!("{} in block 1, {} in the last", self.first, self.last)
+        }
+    }
 }
 
 /// Why a model cannot be made.
@@ -104,6 +127,32 @@ impl Model {
             tied: config.tied,
         };
         cost(&self.plan, sizes)
+    }
+
+    /// What the matrices start from, in words, in the order of the parameters. Kinds that start alike in the
+    /// first block and in the last share a row.
+    pub fn initialisers(&self) -> Vec<InitialiserRow> {
+        let mut kinds: Vec<InitialiserRow> = Vec::new();
+        for info in self.parameters() {
+            if let (Role::Matrix(kind), InitialValue::Random(initializer)) = (info.role, info.initial) {
+                let words = initializer.describe();
+                match kinds.iter_mut().find(|row| row.matrices[0] == kind.name()) {
+                    Some(row) => row.last = words,
+                    None => {
+                        let matrices = vec![kind.name().to_string()];
+                        kinds.push(InitialiserRow { matrices, first: words.clone(), last: words });
+                    }
+                }
+            }
+        }
+        let mut rows: Vec<InitialiserRow> = Vec::new();
+        for kind in kinds {
+            match rows.iter_mut().find(|row| row.first == kind.first && row.last == kind.last) {
+                Some(row) => row.matrices.extend(kind.matrices),
+                None => rows.push(kind),
+            }
+        }
+        rows
     }
 
     /// Fresh weights.

@@ -229,9 +229,9 @@ fn card(outcome: &RunOutcome, number: usize) -> String {
         let _ = writeln!(html, "<p class=\"where\">in the last block</p><p>{}</p>", escape(&list.join(", ")));
     }
     html.push_str("<table class=\"plain\"><caption>Initial weights</caption>\n");
-    for (kind, [first, last]) in &outcome.meta.initialisers {
-        let words = if first == last { first.clone() } else { format!("{first} in block 1, {last} in the last") };
-        let _ = writeln!(html, "<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(kind), escape(&words));
+    for row in &outcome.meta.initialisers {
+        let (matrices, words) = (escape(&row.matrices.join(" ")), escape(&row.words()));
+        let _ = writeln!(html, "<tr><th scope=\"row\">{matrices}</th><td>{words}</td></tr>");
     }
     let _ = writeln!(html, "</table></div><div class=\"diagrams\">");
     for blocks in &words.blocks {

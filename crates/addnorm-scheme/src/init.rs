@@ -145,12 +145,13 @@ impl Initializer {
         }
     }
 
-    /// In words, with numbers.
+    /// In words, with numbers to five digits.
     pub fn describe(self) -> String {
+        let short = |value: f64| format!("{value:.4e}").parse::<f64>().unwrap_or(value);
         match self {
-            Initializer::Normal { std } => format!("normal, std {std:.6}"),
-            Initializer::TruncatedNormal { std, cut } => format!("normal, std {std:.6}, cut at {cut} std"),
-            Initializer::Uniform { bound } => format!("uniform, within {bound:.6}"),
+            Initializer::Normal { std } => format!("normal, std {}", short(std)),
+            Initializer::TruncatedNormal { std, cut } => format!("normal, std {}, cut at {cut} std", short(std)),
+            Initializer::Uniform { bound } => format!("uniform, within {}", short(bound)),
         }
     }
 }

@@ -32,6 +32,7 @@ mod library;
 mod lints;
 mod parser;
 mod plan;
+mod planner;
 pub mod prose;
 mod scalar;
 mod scheme;

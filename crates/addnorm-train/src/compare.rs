@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use addnorm_data::{Corpus, CorpusSummary};
+use addnorm_nn::InitialiserRow;
 use addnorm_probe::{Ending, Number, Verdict, gradient_ratio};
 use serde::{Deserialize, Serialize};
 
@@ -277,12 +278,11 @@ fn differences(specs: &[RunSpec], outcomes: &[RunOutcome], seeds: usize) -> Vec<
     }
     add("norm", labelled(&|_, outcome| outcome.meta.norm.clone()));
     add("parameters", labelled(&|_, outcome| outcome.meta.parameters.to_string()));
-    let kinds: Vec<String> = outcomes[0].meta.initialisers.keys().cloned().collect();
+    let kinds: Vec<&String> = outcomes[0].meta.initialisers.iter().flat_map(|row| &row.matrices).collect();
     for kind in kinds {
-        let words = |outcome: &RunOutcome| match outcome.meta.initialisers.get(&kind) {
-            Some([first, last]) if first == last => first.clone(),
-            Some([first, last]) => format!("{first} in block 1, {last} in the last"),
-            None => "none".to_string(),
+        let words = |outcome: &RunOutcome| {
+            let row = outcome.meta.initialisers.iter().find(|row| row.matrices.contains(kind));
+            row.map_or_else(|| "none".to_string(), InitialiserRow::words)
         };
         add(&format!("initial {kind}"), labelled(&|_, outcome| words(outcome)));
     }

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use addnorm_data::{CorpusSummary, Vocabulary};
-use addnorm_nn::{Device, Model, Weights};
+use addnorm_nn::{Device, InitialiserRow, Model, Weights};
 use addnorm_probe::{Ending, Judgement, LayerStatistics, Number};
 use addnorm_scheme::Scheme;
 use serde::{Deserialize, Serialize};
@@ -90,9 +90,9 @@ pub struct RunMeta {
     pub corpus: CorpusSummary,
     /// Norm kind and epsilon in use.
     pub norm: String,
-    /// What each kind of matrix started from: in the first and in the last block.
-    pub initialisers: BTreeMap<String, [String; 2]>,
-    /// Names of the parameters that weight decay applies to.
+    /// What the matrices started from.
+    pub initialisers: Vec<InitialiserRow>,
+    /// Parameters (tensors) that weight decay applies to.
     pub decayed: usize,
     /// Parameters (tensors) in all.
     pub tensors: usize,

@@ -1,14 +1,13 @@
 //! One run: the training loop.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use addnorm_data::{Corpus, Cursor, Windows, validation_windows};
 use addnorm_nn::{
-    AdamwStep, DType, ForwardOptions, GradientError, InitialValue, Model, ModelError, NoObserver, Purpose, Role,
-    Tokens, Weight, Weights, device, statistics, stream_seed,
+    AdamwStep, DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights,
+    device, statistics, stream_seed,
 };
 use addnorm_probe::{Ending, LayerStatistics, find_first_non_finite, first_non_finite_gradient, judge, measure};
 use addnorm_scheme::Scheme;
@@ -337,7 +336,7 @@ impl<'a> Trainer<'a> {
             tokens_per_second: if seconds > 0.0 { self.tokens as f64 / seconds } else { 0.0 },
             corpus: self.corpus.summary.clone(),
             norm: format!("{}, epsilon {:e}", self.model.norm_kind().name(), config.model.epsilon),
-            initialisers: initialisers(&self.model),
+            initialisers: self.model.initialisers(),
             decayed: parameters.iter().filter(|info| info.decays()).count(),
             tensors: parameters.len(),
             initial_validation_loss: initial.into(),
@@ -358,17 +357,4 @@ fn add(sum: Weight, part: Weight) -> Weight {
         (Weight::Matrix(sum), Weight::Matrix(part)) => Weight::Matrix(sum + part),
         _ => unreachable!("gradients are in the order of one list"),
     }
-}
-
-/// What each kind of matrix starts from, in the first block (or outside) and in the last.
-fn initialisers(model: &Model) -> BTreeMap<String, [String; 2]> {
-    let mut table: BTreeMap<String, [String; 2]> = BTreeMap::new();
-    for info in model.parameters() {
-        if let (Role::Matrix(kind), InitialValue::Random(initializer)) = (info.role, info.initial) {
-            let words = initializer.describe();
-            let row = table.entry(kind.name().to_string()).or_insert_with(|| [words.clone(), words.clone()]);
-            row[1] = words;
-        }
-    }
-    table
 }

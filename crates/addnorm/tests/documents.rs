@@ -77,3 +77,16 @@ fn split(line: &str) -> Vec<String> {
     words.retain(|word| !word.is_empty());
     words
 }
+
+#[test]
+fn the_settings_in_the_documents_are_all_settings_with_their_defaults() {
+    let text = &blocks(&read("docs/comparing.md"), "toml")[0];
+    let mut config = addnorm_train::RunConfig::from_toml(text).unwrap();
+    assert_eq!((config.scheme.as_str(), config.data.tokenizer.is_some()), ("pre", true));
+    config.scheme.clear();
+    config.data.tokenizer = None;
+    assert_eq!(config, addnorm_train::RunConfig::default());
+    for (section, keys) in addnorm_train::CONFIG_SECTIONS {
+        keys.iter().for_each(|key| assert!(text.contains(key), "[{section}] {key} is missing"));
+    }
+}

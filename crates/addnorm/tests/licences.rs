@@ -34,8 +34,12 @@ fn is_met(expression: &str, allowed: &[String]) -> bool {
 fn every_dependency_has_a_licence_on_the_list() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let deny: toml::Table = std::fs::read_to_string(root.join("deny.toml")).unwrap().parse().unwrap();
-    let allowed: Vec<String> =
-        deny["licenses"]["allow"].as_array().unwrap().iter().map(|licence| licence.as_str().unwrap().to_string()).collect();
+    let allowed: Vec<String> = deny["licenses"]["allow"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|licence| licence.as_str().unwrap().to_string())
+        .collect();
     // Only what is built: optional parts of dependencies that no feature of ours turns on do not count.
     let tree = Command::new(env!("CARGO"))
         .args(["tree", "--workspace", "--locked", "--offline", "--edges", "normal,build", "--prefix", "none"])

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use addnorm_nn::{InitialValue, Model, ModelConfig, Role};
+use addnorm_nn::{Model, ModelConfig};
 use addnorm_scheme::diagram::diagram;
 use addnorm_scheme::prose::{prose, scalar_as_text};
 use addnorm_scheme::{Coefficient, Scalar, Section, Step, lookup};
@@ -38,19 +38,7 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
             other => scalar_as_text(other),
         })
     };
-    let initialisers: Vec<[String; 3]> = {
-        let mut rows: Vec<[String; 3]> = Vec::new();
-        for info in model.parameters() {
-            if let (Role::Matrix(kind), InitialValue::Random(initializer)) = (info.role, info.initial) {
-                let words = initializer.describe();
-                match rows.iter_mut().find(|row| row[0] == kind.name()) {
-                    Some(row) => row[2] = words,
-                    None => rows.push([kind.name().to_string(), words.clone(), words]),
-                }
-            }
-        }
-        rows
-    };
+    let initialisers = model.initialisers();
     if arguments.json {
         let diagrams: Vec<_> = words
             .blocks
@@ -77,9 +65,7 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
                 "block": block, "names": plan.blocks[block - 1].norms().collect::<Vec<_>>(),
                 "count": cost.block_norms[block - 1],
             })).collect::<Vec<_>>(),
-            "initialisers": initialisers.iter().map(|[kind, first, last]| serde_json::json!({
-                "matrix": kind, "first_block": first, "last_block": last,
-            })).collect::<Vec<_>>(),
+            "initialisers": initialisers,
             "cost": cost, "lints": scheme.lints, "source": scheme.source,
         });
         printer::result(&serde_json::to_string_pretty(&report).map_err(Failure::run)?);
@@ -137,9 +123,9 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
     rows.push(std::iter::once("norms".to_string()).chain(counts(&cost.block_norms)).collect());
     rows.push(std::iter::once("parameters".to_string()).chain(counts(&cost.block_parameters)).collect());
     let _ = write!(text, "\n{}", addnorm_report::plain_table(&header, rows));
-    let rows = initialisers.iter().map(|row| row.to_vec()).collect();
+    let rows = initialisers.into_iter().map(|row| vec![row.matrices.join(" "), row.first, row.last]).collect();
     let _ =
-        write!(text, "\n{}", addnorm_report::plain_table(&["matrix", "starts from, first block", "last block"], rows));
+        write!(text, "\n{}", addnorm_report::plain_table(&["matrices", "start from, first block", "last block"], rows));
     let _ = writeln!(
         text,
         "\nAt width {}, {} heads, {} blocks, vocabulary {VOCABULARY}, context {}: {} parameters, {:.0} kFLOP forward\n\
