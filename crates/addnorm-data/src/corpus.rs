@@ -10,6 +10,9 @@ use crate::builtin::language;
 use crate::text::{InvalidUtf8, Newlines, TextReport, read_texts};
 use crate::windows::validation_windows;
 
+/// Most tokens that the built-in language is asked for: 4 GiB of them.
+const MAX_BUILTIN_TOKENS: usize = 1 << 30;
+
 /// Where tokens come from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -28,6 +31,8 @@ pub struct DataConfig {
     pub newlines: Newlines,
     /// Tokens that the built-in language makes.
     pub builtin_tokens: usize,
+    /// Seed of the built-in language; 0 stands for the run's. Runs of a comparison share it.
+    pub builtin_seed: u64,
 }
 
 impl Default for DataConfig {
@@ -40,6 +45,7 @@ impl Default for DataConfig {
             invalid: InvalidUtf8::Error,
             newlines: Newlines::Keep,
             builtin_tokens: 1_000_000,
+            builtin_seed: 0,
         }
     }
 }
@@ -133,10 +139,13 @@ impl Vocabulary {
     pub fn of(config: &DataConfig) -> Result<Self, DataError> {
         match &config.tokenizer {
             Some(path) => {
-                let tokenizer = Tokenizer::from_file(path).map_err(|error| DataError::Tokenizer {
-                    path: path.display().to_string(),
-                    reason: error.to_string(),
-                })?;
+                let fail = |reason: String| DataError::Tokenizer { path: path.display().to_string(), reason };
+                let bytes = std::fs::read(path).map_err(|error| DataError::unreadable(path, &error))?;
+                let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+                let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| fail(error.to_string()))?;
+                // These are for single sentences; a corpus is read whole.
+                tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
+                tokenizer.with_padding(None);
                 Ok(Vocabulary::Tokenizer(Box::new(tokenizer)))
             }
             None if config.paths.is_empty() => Ok(Vocabulary::Words(language().words)),
@@ -149,7 +158,10 @@ impl Vocabulary {
         match self {
             Vocabulary::Words(words) => words.len(),
             Vocabulary::Bytes => 256,
-            Vocabulary::Tokenizer(tokenizer) => tokenizer.get_vocab_size(true),
+            // Numbers may have gaps, so the largest one counts.
+            Vocabulary::Tokenizer(tokenizer) => {
+                tokenizer.get_vocab(true).values().max().map_or(0, |&largest| largest as usize + 1)
+            }
         }
     }
 
@@ -178,8 +190,9 @@ impl Vocabulary {
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Vocabulary::Bytes => {
-                let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
-                String::from_utf8_lossy(&bytes).into_owned()
+                // A vocabulary may be made larger than the bytes; what is beyond them is no text.
+                let bytes = tokens.iter().map(|&token| u8::try_from(token).unwrap_or(0xff));
+                String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
             }
             Vocabulary::Words(words) => {
                 let words: Vec<&str> = tokens.iter().filter_map(|&token| words.get(token as usize).copied()).collect();
@@ -233,10 +246,18 @@ impl Corpus {
     ///
     /// # Errors
     /// If something cannot be read or a part is too short for the context.
-    pub fn load(config: &DataConfig, context: usize, eval_tokens: usize, seed: u64) -> Result<Self, DataError> {
+    pub fn load(config: &DataConfig, context: usize, eval_tokens: usize) -> Result<Self, DataError> {
         if !(config.validation > 0.0 && config.validation < 1.0) {
             let message = format!("{} is not between 0 and 1", config.validation);
             return Err(DataError::Setting { key: "validation", message });
+        }
+        if config.builtin_tokens > MAX_BUILTIN_TOKENS {
+            let message = format!("{} is more than {MAX_BUILTIN_TOKENS}", config.builtin_tokens);
+            return Err(DataError::Setting { key: "builtin_tokens", message });
+        }
+        if let Some(path) = config.paths.iter().chain(&config.tokenizer).find(|path| path.to_str().is_none()) {
+            let message = format!("the path {} is not UTF-8, which a run's record needs", path.display());
+            return Err(DataError::Setting { key: "paths", message });
         }
         let vocabulary = Vocabulary::of(config)?;
         let (tokens, description, floor, bytes_per_token, text) = if config.paths.is_empty() {
@@ -245,14 +266,14 @@ impl Corpus {
                 return Err(DataError::Setting { key: "tokenizer", message });
             }
             let language = language();
-            let tokens = language.tokens(config.builtin_tokens.max(1), seed);
+            let tokens = language.tokens(config.builtin_tokens.max(1), config.builtin_seed);
             (tokens, "the built-in language".to_string(), Some(language.floor), None, None)
         } else {
             let (text, report) = read_texts(&config.paths, &config.extensions, config.invalid, config.newlines)?;
             if text.trim().is_empty() {
                 return Err(DataError::Empty("the text is empty".into()));
             }
-            let tokens = vocabulary.encode(&text).map_err(|reason| DataError::Tokenizer {
+            let (tokens, bytes_before) = encode_text(&vocabulary, &text).map_err(|reason| DataError::Tokenizer {
                 path: config.tokenizer.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
                 reason,
             })?;
@@ -261,11 +282,14 @@ impl Corpus {
                 names.truncate(1);
                 names.push(format!("{} more", config.paths.len() - 1));
             }
-            let bytes_per_token = text.len() as f64 / tokens.len().max(1) as f64;
+            // Of the part that losses are measured on.
+            let validation = validation_count(tokens.len(), config.validation).max(1);
+            let start = bytes_before(tokens.len() - validation.min(tokens.len()));
+            let bytes_per_token = (text.len() - start) as f64 / validation as f64;
             let description = format!("{} ({} files, {} bytes)", names.join(", "), report.files, report.bytes);
             (tokens, description, None, Some(bytes_per_token), Some(report))
         };
-        let validation_count = (tokens.len() as f64 * config.validation).round() as usize;
+        let validation_count = validation_count(tokens.len(), config.validation);
         let (training, validation) = tokens.split_at(tokens.len() - validation_count);
         for (part, tokens) in [("training", training), ("validation", validation)] {
             if tokens.len() < context + 1 {
@@ -293,6 +317,54 @@ impl Corpus {
         };
         Ok(Self { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary })
     }
+}
+
+fn validation_count(tokens: usize, share: f64) -> usize {
+    ((tokens as f64 * share).round() as usize).min(tokens)
+}
+
+/// Text that a tokenizer is given at once, at least: long enough that the joints do not matter, short enough
+/// that what it keeps of each token besides its number stays small.
+const CHUNK: usize = 1 << 20;
+
+/// The tokens of a text, and a function that says how many bytes of text stand before a token. Long texts are
+/// encoded in chunks that end with a line.
+fn encode_text<'a>(
+    vocabulary: &'a Vocabulary,
+    text: &'a str,
+) -> Result<(Vec<u32>, impl Fn(usize) -> usize + 'a), String> {
+    let mut tokens = Vec::new();
+    // First token and first byte of every chunk.
+    let mut starts = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let mut aim = (at + CHUNK).min(text.len());
+        while !text.is_char_boundary(aim) {
+            aim += 1;
+        }
+        let end = text[aim..].find('\n').map_or(text.len(), |line_end| aim + line_end + 1);
+        starts.push((tokens.len(), at));
+        tokens.extend(vocabulary.encode(&text[at..end])?);
+        at = end;
+    }
+    let total = tokens.len();
+    let bytes_before = move |token: usize| {
+        if token >= total {
+            return text.len();
+        }
+        let chunk = starts.partition_point(|&(first, _)| first <= token) - 1;
+        let (first, start) = starts[chunk];
+        match vocabulary {
+            Vocabulary::Tokenizer(tokenizer) => {
+                let end = starts.get(chunk + 1).map_or(text.len(), |next| next.1);
+                let offset = tokenizer.encode(&text[start..end], false).ok();
+                let offset = offset.and_then(|encoding| encoding.get_offsets().get(token - first).map(|span| span.0));
+                start + offset.unwrap_or(0)
+            }
+            _ => start + token - first,
+        }
+    };
+    Ok((tokens, bytes_before))
 }
 
 /// Cross-entropy of `targets` under the frequencies of `training`, each count raised by one half so that a

@@ -1,5 +1,6 @@
 //! Reading the user's text, with every byte accounted for.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub struct TextReport {
     pub byte_order_marks: usize,
     /// `\r\n` line ends found.
     pub crlf: usize,
+    /// `\r` line ends without `\n` found.
+    pub lone_cr: usize,
     /// Invalid sequences that became U+FFFD.
     pub replaced: usize,
     /// Binary files in folders, left out: they hold a zero byte near the start.
@@ -65,11 +68,13 @@ pub fn read_texts(
 ) -> Result<(String, TextReport), DataError> {
     let mut text = String::new();
     let mut report = TextReport::default();
+    let mut seen = BTreeSet::new();
     for path in paths {
         let metadata = std::fs::metadata(path).map_err(|error| DataError::unreadable(path, &error))?;
         let mut files = Vec::new();
         if metadata.is_dir() {
-            list(path, extensions, 0, &mut files)?;
+            seen.extend(std::fs::canonicalize(path));
+            list(path, extensions, &mut seen, &mut files)?;
             if files.is_empty() {
                 let wanted = if extensions.is_empty() {
                     String::new()
@@ -83,7 +88,7 @@ pub fn read_texts(
         }
         for file in files {
             let bytes = std::fs::read(&file).map_err(|error| DataError::unreadable(&file, &error))?;
-            if metadata.is_dir() && bytes[..bytes.len().min(8192)].contains(&0) && !looks_like_utf16(&bytes) {
+            if metadata.is_dir() && bytes[..bytes.len().min(8192)].contains(&0) && !has_utf16_mark(&bytes) {
                 report.binary_files += 1;
                 continue;
             }
@@ -92,7 +97,9 @@ pub fn read_texts(
                 continue;
             };
             report.files += 1;
-            report.crlf += read.matches("\r\n").count();
+            let crlf = read.matches("\r\n").count();
+            report.crlf += crlf;
+            report.lone_cr += read.matches('\r').count() - crlf;
             if !text.is_empty() && !text.ends_with('\n') {
                 text.push('\n');
             }
@@ -106,13 +113,14 @@ pub fn read_texts(
     Ok((text, report))
 }
 
-/// Deeper folders than this are a loop of links.
-const MAX_FOLDERS: usize = 64;
-
-fn list(folder: &Path, extensions: &[String], depth: usize, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    if depth > MAX_FOLDERS {
-        return Err(DataError::Empty(format!("'{}' is more than {MAX_FOLDERS} folders deep", folder.display())));
-    }
+/// Lists a folder's files. Links are followed, but no folder or file is read twice: its text would stand in the
+/// training part and in the validation part.
+fn list(
+    folder: &Path,
+    extensions: &[String],
+    seen: &mut BTreeSet<PathBuf>,
+    files: &mut Vec<PathBuf>,
+) -> Result<(), DataError> {
     let entries = std::fs::read_dir(folder).map_err(|error| DataError::unreadable(folder, &error))?;
     let mut paths: Vec<PathBuf> = entries
         .map(|entry| entry.map(|entry| entry.path()))
@@ -125,8 +133,11 @@ fn list(folder: &Path, extensions: &[String], depth: usize, files: &mut Vec<Path
         }
         // A link that leads nowhere is no text.
         let Ok(metadata) = std::fs::metadata(&path) else { continue };
+        if !std::fs::canonicalize(&path).is_ok_and(|real| seen.insert(real)) {
+            continue;
+        }
         if metadata.is_dir() {
-            list(&path, extensions, depth + 1, files)?;
+            list(&path, extensions, seen, files)?;
         } else if metadata.is_file() {
             let extension = path.extension().map(|extension| extension.to_string_lossy().to_string());
             if extensions.is_empty() || extension.is_some_and(|extension| extensions.contains(&extension)) {
@@ -137,9 +148,13 @@ fn list(folder: &Path, extensions: &[String], depth: usize, files: &mut Vec<Path
     Ok(())
 }
 
+fn has_utf16_mark(bytes: &[u8]) -> bool {
+    bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff])
+}
+
 /// UTF-16 with its mark, or text in which every second byte is zero.
 fn looks_like_utf16(bytes: &[u8]) -> bool {
-    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+    if has_utf16_mark(bytes) {
         return true;
     }
     let start = &bytes[..bytes.len().min(1024) & !1];
@@ -154,6 +169,9 @@ fn decode(
     invalid: InvalidUtf8,
     report: &mut TextReport,
 ) -> Result<Option<String>, DataError> {
+    if looks_like_utf16(bytes) && invalid == InvalidUtf8::Skip {
+        return Ok(None);
+    }
     if looks_like_utf16(bytes) {
         return Err(DataError::Encoding {
             path: path.display().to_string(),

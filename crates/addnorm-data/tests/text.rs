@@ -63,7 +63,7 @@ fn c03_a_text_shorter_than_the_context_is_refused_with_the_counts() {
     let folder = folder();
     let load = |bytes: &[u8], validation: f64| {
         let path = write(&folder, "short.txt", bytes);
-        Corpus::load(&DataConfig { paths: vec![path], validation, ..DataConfig::default() }, 64, 1000, 0)
+        Corpus::load(&DataConfig { paths: vec![path], validation, ..DataConfig::default() }, 64, 1000)
     };
     for length in [1, 64, 65, 129] {
         let error = load(&vec![b'a'; length], 0.5).unwrap_err();
@@ -93,13 +93,13 @@ fn c05_line_ends_are_kept_or_made_equal_as_asked_and_counted() {
     let folder = folder();
     let path = write(&folder, "mixed.txt", b"a\r\nb\nc\rd\r\n");
     let (kept, report) = read(&path, InvalidUtf8::Error).unwrap();
-    assert_eq!((kept.as_str(), report.crlf), ("a\r\nb\nc\rd\r\n", 2));
+    assert_eq!((kept.as_str(), report.crlf, report.lone_cr), ("a\r\nb\nc\rd\r\n", 2, 1));
     let (equal, _) = read_texts(&[path], &[], InvalidUtf8::Error, Newlines::Lf).unwrap();
     assert_eq!(equal, "a\nb\nc\nd\n");
     let hash = |bytes: &[u8], newlines| {
         let path = write(&folder, "hashed.txt", bytes);
         let config = DataConfig { paths: vec![path], newlines, validation: 0.5, ..DataConfig::default() };
-        Corpus::load(&config, 4, 1000, 0).unwrap().summary.sha256
+        Corpus::load(&config, 4, 1000).unwrap().summary.sha256
     };
     let (unix, windows) = (b"line\nline\nline\n".as_slice(), b"line\r\nline\r\nline\r\n".as_slice());
     assert_ne!(hash(unix, Newlines::Keep), hash(windows, Newlines::Keep));
@@ -115,6 +115,13 @@ fn a_folder_is_read_in_order_without_binaries_and_hidden_files() {
     write(&folder, ".hidden", b"no");
     let (text, report) = read_texts(&[folder.path().into()], &[], InvalidUtf8::Error, Newlines::Keep).unwrap();
     assert_eq!((text.as_str(), report.files, report.binary_files), ("one\ntwo", 2, 1));
+    // A link to a folder or file that is read already adds nothing, and a loop of links ends.
+    #[cfg(unix)]
+    for (target, link) in [(".", "self"), ("b", "again"), ("b/two.txt", "copy.txt")] {
+        std::os::unix::fs::symlink(folder.path().join(target), folder.path().join(link)).unwrap();
+    }
+    let (again, report) = read_texts(&[folder.path().into()], &[], InvalidUtf8::Error, Newlines::Keep).unwrap();
+    assert_eq!(report.files, 2, "{again}");
     let (text, _) = read_texts(&[folder.path().into()], &["py".into()], InvalidUtf8::Error, Newlines::Keep).unwrap();
     assert_eq!(text, "one");
     let error = read_texts(&[folder.path().into()], &["md".into()], InvalidUtf8::Error, Newlines::Keep).unwrap_err();
@@ -137,13 +144,24 @@ fn a_tokenizer_file_makes_the_tokens_and_bytes_per_token_stay_known() {
     let path = write(&folder, "text.txt", "the cat the dog ".repeat(40).as_bytes());
     let config =
         DataConfig { paths: vec![path], tokenizer: Some(tokenizer.clone()), validation: 0.25, ..DataConfig::default() };
-    let corpus = Corpus::load(&config, 8, 1000, 0).unwrap();
+    let corpus = Corpus::load(&config, 8, 1000).unwrap();
     assert_eq!(corpus.training[..5], [1, 2, 1, 0, 1]);
     assert_eq!((corpus.training.len(), corpus.validation.len(), corpus.vocabulary.size()), (120, 40, 3));
     assert_eq!(corpus.summary.bytes_per_token, Some(4.0));
     assert_eq!(corpus.vocabulary.decode(&[1, 2]), "the cat");
+    // Limits that the file sets for single sentences do not cut the corpus; a byte-order mark does no harm;
+    // numbers with gaps are within the vocabulary.
+    let limited = TOKENIZER
+        .replace(
+            "\"truncation\": null",
+            r#""truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}"#,
+        )
+        .replace("\"cat\": 2", "\"cat\": 9");
+    std::fs::write(&tokenizer, format!("\u{feff}{limited}")).unwrap();
+    let corpus = Corpus::load(&config, 8, 1000).unwrap();
+    assert_eq!((corpus.training.len(), corpus.training[1], corpus.vocabulary.size()), (120, 9, 10));
     std::fs::write(&tokenizer, "{").unwrap();
-    let error = Corpus::load(&config, 8, 1000, 0).unwrap_err();
+    let error = Corpus::load(&config, 8, 1000).unwrap_err();
     assert!(error.to_string().contains("tokenizer.json cannot be used"), "{error}");
     assert!(error.hint().unwrap().contains("tokenizer.json"));
 }

@@ -37,4 +37,4 @@ pub use mix::weighted_sum;
 pub use norm::{Norm, norm};
 pub use optimizer::{AdamwStep, adamw, sum_of_squares};
 pub use rotary::rotary;
-pub use tap::{GradientTap, tap};
+pub use tap::{GradientTap, records_gradients, tap};

@@ -25,6 +25,11 @@ impl GradientTap {
     }
 }
 
+/// Whether a [`tap`] on this tensor records anything: on the CPU only.
+pub fn records_gradients(x: &Tensor<3>) -> bool {
+    flex::is_flex(x)
+}
+
 /// `x`, unchanged. When the backward pass comes through here, the gradient of the loss by `x` is left in
 /// `into`, summed over all uses of the result. On devices other than the CPU nothing is recorded.
 pub fn tap(x: Tensor<3>, into: &GradientTap) -> Tensor<3> {

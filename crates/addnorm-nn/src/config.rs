@@ -121,7 +121,7 @@ impl ModelConfig {
 
     /// Hidden width of the feed-forward network, worked out.
     pub fn hidden_width(&self) -> usize {
-        if self.ffn_width == 0 { 4 * self.width } else { self.ffn_width }
+        if self.ffn_width == 0 { self.width.saturating_mul(4) } else { self.ffn_width }
     }
 
     /// Width of one head.
@@ -137,9 +137,10 @@ impl ModelConfig {
         let fail = |key, message: String| Err(ConfigError { section: "model", key, message });
         for (key, value, most) in [
             ("blocks", self.blocks, 100_000),
-            ("width", self.width, 1 << 20),
+            ("width", self.width, 1 << 16),
             ("heads", self.heads, 1 << 16),
-            ("context", self.context, 1 << 24),
+            ("ffn_width", self.hidden_width(), 1 << 20),
+            ("context", self.context, 1 << 20),
             ("vocabulary", self.vocabulary, 1 << 24),
         ] {
             if value == 0 || value > most {

@@ -185,7 +185,8 @@ impl Builder<'_> {
         for learnable in &section.learnables {
             let size = if learnable.vector { self.config.width } else { 1 };
             let initial = InitialValue::Constant(learnable.initial);
-            let name = format!("{prefix}.{}", learnable.name);
+            // In a space of their own: a learnable may have the name of a matrix.
+            let name = format!("{prefix}.learned.{}", learnable.name);
             let index = self.add(name, vec![size], Role::Learnable, block, initial);
             at.learnables.insert(learnable.name.clone(), index);
         }

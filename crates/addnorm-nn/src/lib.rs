@@ -23,5 +23,5 @@ pub use observer::{NoObserver, Observer};
 pub use random::{Purpose, draw, stream, stream_seed};
 pub use weights::{Weight, Weights, WeightsError};
 
-pub use addnorm_kernels::{AdamwStep, GradientTap, adamw, statistics, sum_of_squares, tap};
+pub use addnorm_kernels::{AdamwStep, GradientTap, adamw, records_gradients, statistics, sum_of_squares, tap};
 pub use burn::tensor::{DType, Device, Tensor};

@@ -136,7 +136,7 @@ impl Reference {
                     "mix-ln" => add(&x, &f(&input(&x))),
                     "sandwich" | "peri" => add(&x, &output(&f(&input(&x)))),
                     "pre-gpas" => {
-                        let g = self.values[&format!("blocks.{block}.g")][0];
+                        let g = self.values[&format!("blocks.{block}.learned.g")][0];
                         let x = add(&x, &f(&input(&x)));
                         combine(&[(1.0 - g / (1.0 + (-g).exp()), &x)])
                     }
@@ -155,7 +155,7 @@ impl Reference {
                     }
                     "normformer" if s == "attn" => add(&x, &output(&f(&input(&x)))),
                     "normformer" => {
-                        let lambda = &self.values[&format!("blocks.{block}.lambda")];
+                        let lambda = &self.values[&format!("blocks.{block}.learned.lambda")];
                         let scale = |row: &Vec<f64>| row.iter().zip(lambda).map(|(x, l)| x * l).collect();
                         add(&x.iter().map(scale).collect(), &f(&input(&x)))
                     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use addnorm_nn::{
-    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weight, Weights, statistics, sum_of_squares, tap,
+    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weight, Weights, records_gradients, statistics,
+    sum_of_squares, tap,
 };
 use addnorm_scheme::{Place, Sublayer};
 use serde::{Deserialize, Serialize};
@@ -45,7 +46,7 @@ pub struct LayerStatistics {
 #[derive(Default)]
 struct Recorder {
     /// Statistics and taps by block and stream.
-    streams: BTreeMap<(usize, usize), (f64, GradientTap)>,
+    streams: BTreeMap<(usize, usize), (f64, Option<GradientTap>)>,
     cosines: BTreeMap<usize, f64>,
     shares: BTreeMap<(usize, Sublayer), f64>,
 }
@@ -64,9 +65,11 @@ impl Observer for Recorder {
         if stream == 0 {
             self.cosines.insert(block, statistics::mean_token_cosine(x));
         }
-        let into = GradientTap::new();
         let rms = statistics::rms(x);
-        *x = tap(x.clone(), &into);
+        let into = records_gradients(x).then(GradientTap::new);
+        if let Some(into) = &into {
+            *x = tap(x.clone(), into);
+        }
         self.streams.insert((block, stream), (rms, into));
     }
 
@@ -116,7 +119,10 @@ pub fn measure(
         .map(|block| {
             let streams = names.iter().enumerate().map(|(stream, name)| {
                 let (rms, gradient_norm) = match recorder.streams.get(&(block, stream)) {
-                    Some((rms, into)) => (*rms, into.take().map_or(0.0, |gradient| sum_of_squares(&gradient).sqrt())),
+                    Some((rms, Some(into))) => {
+                        (*rms, into.take().map_or(0.0, |gradient| sum_of_squares(&gradient).sqrt()))
+                    }
+                    Some((rms, None)) => (*rms, f64::NAN),
                     None => (f64::NAN, f64::NAN),
                 };
                 StreamStatistics { name: name.clone(), rms: rms.into(), gradient_norm: gradient_norm.into() }

@@ -26,7 +26,8 @@
       place.innerHTML = '<p class="empty">no finite data</p>';
       return;
     }
-    let low = Math.min(...values), high = Math.max(...values);
+    // Not Math.min(...values): a long run has more values than a call may have arguments.
+    let low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
     if (options.also) { low = Math.min(low, ...options.also.map(line => line.at)); high = Math.max(high, ...options.also.map(line => line.at)); }
     if (options.range) [low, high] = options.range;
     else if (options.log) { low = Math.max(low, high * 1e-14) / 1.3; high *= 1.3; if (high / low < 4) { low /= 1.5; high *= 1.5; } }

@@ -1,7 +1,7 @@
 //! Tables for the terminal, and the same numbers as JSON.
 
 use addnorm_probe::gradient_ratio;
-use addnorm_train::{Comparison, ComparisonRow, RunOutcome};
+use addnorm_train::{Comparison, ComparisonRow, MetricLine, RunOutcome};
 use comfy_table::{CellAlignment, Table, presets};
 
 /// A table without lines, columns parted by two spaces.
@@ -89,6 +89,9 @@ pub fn comparison_text(comparison: &Comparison) -> String {
         }
     }
     let mut text = finish(&table);
+    for (label, reason) in &comparison.failures {
+        text.push_str(&format!("{label} could not be run: {reason}\n"));
+    }
     text.push('\n');
     text.push_str(&explanation(comparison));
     text
@@ -106,13 +109,25 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
         0 | 1 => "one seed, so differences have no spread to be held against; '--seeds 3' gives one".to_string(),
         count => format!("mean ± sample standard deviation over {count} seeds"),
     };
+    let differing: Vec<&str> = comparison.differences.iter().map(|difference| difference.setting.as_str()).collect();
+    let differing = if differing.is_empty() {
+        "nothing differs besides the equations".to_string()
+    } else {
+        format!("what differs besides the equations (values in the report): {}", differing.join(", "))
+    };
+    let dropped = comparison.outcomes.first().map_or(0, |outcome| outcome.meta.dropped_tokens);
     format!(
         "losses in nats a token; unigram entropy {:.3}{floor}; {spread}\n\
          at the end of training: grad 1/L, stream gradient after block 1 over that after block {}; RMS L and cosine L, \
          residual stream after the last block\n\
+         {differing}\n\
+         {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
          {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} at a time on {} threads each; {:.0} s in all\n",
         corpus.unigram_entropy,
         settings.model.blocks,
+        corpus.training_tokens,
+        validation_used(comparison),
+        corpus.validation_tokens,
         settings.train.steps,
         settings.train.batch,
         settings.model.context,
@@ -124,10 +139,21 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     )
 }
 
+/// Validation tokens that each loss is the mean of.
+fn validation_used(comparison: &Comparison) -> u64 {
+    let metrics = comparison.outcomes.first().map(|outcome| outcome.metrics.as_slice()).unwrap_or_default();
+    let used = metrics.iter().find_map(|line| match line {
+        MetricLine::Validation { tokens, .. } => Some(*tokens),
+        MetricLine::Train { .. } => None,
+    });
+    used.unwrap_or(0)
+}
+
 /// The comparison as JSON. Numbers that are not finite are the texts `NaN`, `inf` and `-inf`.
 pub fn comparison_json(comparison: &Comparison) -> String {
     let report = serde_json::json!({
         "rows": comparison.rows,
+        "failures": comparison.failures,
         "differences": comparison.differences,
         "settings": comparison.settings,
         "corpus": comparison.corpus,

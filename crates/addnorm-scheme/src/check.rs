@@ -102,7 +102,7 @@ impl Checker<'_> {
         if file.blocks.is_empty() {
             let span = Span::new(self.source.len(), self.source.len());
             let hint = "write 'each f:' and under it an equation such as x = x + f(norm(x))".to_string();
-            return self.error(span, "the scheme says nothing of its blocks", Some(hint));
+            return self.error(span, "the scheme defines no blocks", Some(hint));
         }
         let mut bodies: Vec<Body> = Vec::new();
         for rule in &file.blocks {
@@ -201,7 +201,9 @@ impl Checker<'_> {
         let known = NormKind::ALL.iter().map(|(name, _)| *name);
         match NormKind::named(&word.name) {
             Some(kind) => Ok(kind),
-            None => self.error(word.span, format!("'{}' is no norm kind", word.name), Some(suggest(&word.name, known))),
+            None => {
+                self.error(word.span, format!("'{}' is not a norm kind", word.name), Some(suggest(&word.name, known)))
+            }
         }
     }
 
@@ -247,7 +249,7 @@ impl Checker<'_> {
                 Some(found) => kinds.extend(found),
                 None => {
                     let known = MatrixKind::ALL.iter().map(|(name, _)| *name).chain([MatrixKind::GROUP]);
-                    let message = format!("'{}' is no kind of matrix", word.name);
+                    let message = format!("'{}' is not a kind of matrix", word.name);
                     return self.error(word.span, message, Some(suggest(&word.name, known)));
                 }
             }
@@ -259,7 +261,7 @@ impl Checker<'_> {
                     DistributionKind::ALL.iter().find(|(name, ..)| *name == call.name)
                 else {
                     let known = DistributionKind::ALL.iter().map(|(name, ..)| *name);
-                    let message = format!("'{}' is no distribution", call.name);
+                    let message = format!("'{}' is not a distribution", call.name);
                     return self.error(call.span, message, Some(suggest(&call.name, known)));
                 };
                 if call.value.len() < fewest || call.value.len() > most {
@@ -283,10 +285,11 @@ impl Checker<'_> {
         let condition = match &rule.condition {
             None => None,
             Some(expr) => {
-                let scalar = self.scalar(expr, Place::Initial)?;
-                let compares = matches!(&scalar, Scalar::Binary(operator, ..) if operator.compares());
+                let Typed::Scalar(scalar) = self.typed(expr, Place::Initial)? else {
+                    return self.error(expr.span, "this is a stream; a condition is wanted here", None);
+                };
                 // A bare number picks one block: 'block 1:' is 'block l == 1:'.
-                Some(if compares {
+                Some(if is_condition(&scalar) {
                     scalar
                 } else {
                     Scalar::Binary(Operator::Equal, Box::new(Scalar::Name("l".into())), Box::new(scalar))
@@ -372,6 +375,9 @@ impl Checker<'_> {
 
     fn scalar(&mut self, expr: &Expr, place: Place) -> Checked<Scalar> {
         match self.typed(expr, place)? {
+            Typed::Scalar(scalar) if is_condition(&scalar) => {
+                self.error(expr.span, "this is a comparison; a number is wanted here", None)
+            }
             Typed::Scalar(scalar) => Ok(scalar),
             Typed::Stream(_) => self.error(expr.span, "this is a stream; a number is wanted here", None),
         }
@@ -397,6 +403,15 @@ impl Checker<'_> {
         use Operator::*;
         match (operator, left, right) {
             (_, Typed::Scalar(left), Typed::Scalar(right)) => {
+                let wanted = matches!(operator, And | Or);
+                if is_condition(&left) != wanted || is_condition(&right) != wanted {
+                    let (message, hint) = if wanted {
+                        (format!("'{}' joins comparisons", operator.symbol()), "write l == 1 or l == L")
+                    } else {
+                        (format!("'{}' does not work on a comparison", operator.symbol()), "write 1 < l and l < 4")
+                    };
+                    return self.error(expr.span, message, Some(hint.into()));
+                }
                 let learned = self.learnable_in(&right).or_else(|| {
                     // A power of a learnable is smooth; a comparison is not.
                     self.learnable_in(&left).filter(|_| operator.compares())
@@ -415,6 +430,15 @@ impl Checker<'_> {
                     return self.error(expr.span, format!("more than {MAX_TERMS} terms in one sum"), None);
                 }
                 Ok(Typed::Stream(left))
+            }
+            (_, Typed::Scalar(factor), Typed::Stream(_)) | (_, Typed::Stream(_), Typed::Scalar(factor))
+                if is_condition(&factor) =>
+            {
+                self.error(
+                    expr.span,
+                    "a comparison cannot scale a stream",
+                    Some("choose with 'block CONDITION:'".into()),
+                )
             }
             (Multiply, Typed::Scalar(factor), Typed::Stream(sum))
             | (Multiply, Typed::Stream(sum), Typed::Scalar(factor)) => {
@@ -501,6 +525,10 @@ impl Checker<'_> {
             "norm" => return single(Operand::Norm(Box::new(one_stream(self)?))),
             "stop" => {
                 let mut sum = one_stream(self)?;
+                if let Some(name) = sum.terms.iter().find_map(|term| self.learnable_in(&term.coefficient)) {
+                    let message = format!("no gradient would reach '{name}' inside stop(...)");
+                    return self.error(span, message, Some(format!("write {name}*stop(...)")));
+                }
                 sum.terms.iter_mut().for_each(|term| term.stopped = true);
                 return Ok(Typed::Stream(sum));
             }
@@ -545,7 +573,7 @@ impl Checker<'_> {
         let mut known = vec!["norm", "attn", "ffn", "stop"];
         known.extend(self.each.as_deref());
         known.extend(ScalarFunction::ALL.iter().map(|(name, _)| *name));
-        self.error(span, format!("'{name}' is no function"), Some(suggest(name, known)))
+        self.error(span, format!("'{name}' is not a function"), Some(suggest(name, known)))
     }
 
     fn learnable_in(&self, scalar: &Scalar) -> Option<String> {
@@ -579,6 +607,11 @@ impl Checker<'_> {
         }
         lints
     }
+}
+
+/// Whether an expression is true or false rather than a number.
+fn is_condition(scalar: &Scalar) -> bool {
+    matches!(scalar, Scalar::Binary(operator, ..) if operator.compares())
 }
 
 impl Sum {

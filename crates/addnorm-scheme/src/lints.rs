@@ -16,7 +16,7 @@ struct Fact {
 /// Lints that a plan shows. Eight blocks are enough for any published first-block rule to give way to the rest.
 pub(crate) fn lints(scheme: &Scheme) -> Vec<Lint> {
     let dimensions = Dimensions { blocks: 8, width: 64, heads: 4, stack: Stack::Decoder };
-    let Ok(plan) = scheme.plan(dimensions) else {
+    let Ok(plan) = scheme.plan_whole(dimensions) else {
         return Vec::new();
     };
     let mut found = Finder { lints: Vec::new(), seen: BTreeSet::new() };

@@ -7,6 +7,12 @@ use crate::syntax::*;
 /// Deepest nesting of parentheses and calls accepted.
 const MAX_NESTING: usize = 48;
 
+/// Names and numbers accepted in one expression. It bounds the depth of every tree, and so every recursion.
+const MAX_ATOMS: usize = 256;
+
+/// Equations accepted under one heading.
+const MAX_EQUATIONS: usize = 128;
+
 pub(crate) const DIRECTIVES: [&str; 14] = [
     "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "embed", "init", "each", "block",
 ];
@@ -19,7 +25,7 @@ pub(crate) const RESERVED: [&str; 24] = [
 
 pub(crate) fn parse(source: &str) -> Result<File, SchemeError> {
     let tokens = lex(source)?;
-    Parser { source, tokens, at: 0, nesting: 0 }.file()
+    Parser { source, tokens, at: 0, nesting: 0, atoms: 0 }.file()
 }
 
 struct Parser<'a> {
@@ -27,6 +33,8 @@ struct Parser<'a> {
     tokens: Vec<Token>,
     at: usize,
     nesting: usize,
+    /// Names and numbers of the expression that is being read.
+    atoms: usize,
 }
 
 type Parsed<T> = Result<T, SchemeError>;
@@ -185,7 +193,7 @@ impl Parser<'_> {
                 self.next();
                 let stack = self.name("'encoder' or 'decoder'")?;
                 if stack.name != "encoder" && stack.name != "decoder" {
-                    let message = format!("'{}' is no stack", stack.name);
+                    let message = format!("'{}' is not a stack", stack.name);
                     return self.error(stack.span, message, Some("write 'encoder' or 'decoder'".into()));
                 }
                 let pair = self.take_word("of") && {
@@ -274,7 +282,7 @@ impl Parser<'_> {
                     Some(name) => format!("did you mean '{name}'?"),
                     None => "equations stand indented under 'each f:' or 'block:'".into(),
                 };
-                return self.error(span, format!("'{other}' is no directive"), Some(hint));
+                return self.error(span, format!("'{other}' is not a directive"), Some(hint));
             }
         }
         self.end_of_line()
@@ -330,7 +338,7 @@ impl Parser<'_> {
             }
             self.next();
             while !matches!(self.peek(), Kind::Dedent | Kind::End) {
-                body.push(self.statement(may_each)?);
+                body.push(self.statement(may_each, body.len())?);
             }
             if matches!(self.peek(), Kind::Dedent) {
                 self.next();
@@ -338,7 +346,7 @@ impl Parser<'_> {
             return Ok(body);
         }
         loop {
-            body.push(self.statement(may_each)?);
+            body.push(self.statement(may_each, body.len())?);
             // A word of the language opens the next directive; anything else goes on with this body.
             let goes_on = matches!(self.peek(), Kind::Name(name) if !RESERVED.contains(&name.as_str()))
                 && matches!(self.peek_second(), Kind::Symbol("="))
@@ -353,7 +361,10 @@ impl Parser<'_> {
         self.at > 0 && matches!(&self.tokens[self.at - 1].kind, Kind::Symbol(found) if *found == symbol)
     }
 
-    fn statement(&mut self, may_each: bool) -> Parsed<Statement> {
+    fn statement(&mut self, may_each: bool, before: usize) -> Parsed<Statement> {
+        if before >= MAX_EQUATIONS {
+            return self.error(self.span(), format!("more than {MAX_EQUATIONS} equations under one heading"), None);
+        }
         if may_each && self.is_word("each") {
             return self.each();
         }
@@ -365,6 +376,9 @@ impl Parser<'_> {
     }
 
     fn expression(&mut self) -> Parsed<Expr> {
+        if self.nesting == 0 {
+            self.atoms = 0;
+        }
         self.binary(1)
     }
 
@@ -402,22 +416,13 @@ impl Parser<'_> {
     fn binary(&mut self, minimum: u8) -> Parsed<Expr> {
         self.nested(|parser| {
             let mut left = parser.unary()?;
-            let mut length = 0;
             while let Some(operator) = parser.operator() {
                 if operator.precedence() < minimum {
                     break;
                 }
-                length += 1;
-                if length > 256 {
-                    return parser.error(parser.span(), "more than 256 terms in one expression", None);
-                }
                 parser.next();
-                // '^' binds to the right and takes a signed exponent; the others bind to the left.
-                let right = if operator == Operator::Power {
-                    parser.nested(Self::unary)?
-                } else {
-                    parser.binary(operator.precedence() + 1)?
-                };
+                // '^' binds to the right, as in mathematics; the others bind to the left.
+                let right = parser.binary(operator.precedence() + u8::from(operator != Operator::Power))?;
                 let span = left.span.to(right.span);
                 left = Expr { kind: ExprKind::Binary(operator, Box::new(left), Box::new(right)), span };
             }
@@ -451,6 +456,11 @@ impl Parser<'_> {
 
     fn atom(&mut self) -> Parsed<Expr> {
         let span = self.span();
+        self.atoms += 1;
+        if self.atoms > MAX_ATOMS {
+            let message = format!("more than {MAX_ATOMS} names and numbers in one expression");
+            return self.error(span, message, Some("name a part with its own equation".into()));
+        }
         match self.peek().clone() {
             Kind::Number(number) => {
                 self.next();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::init::InitTable;
-use crate::planner::Planner;
+use crate::planner::{Planner, prune};
 use crate::scalar::Scalar;
 use crate::scheme::*;
 
@@ -235,11 +235,23 @@ impl Plan {
 }
 
 impl Scheme {
-    /// Works the scheme out at the given dimensions.
+    /// Works the scheme out at the given dimensions. What reaches no result, such as a last update of a
+    /// stream that only sublayers read, is left out, and its parameters with it.
     ///
     /// # Errors
     /// If a constant is not finite at some block, a block has no body, or the depth is out of range.
     pub fn plan(&self, dimensions: Dimensions) -> Result<Plan, PlanError> {
+        let mut plan = self.plan_whole(dimensions)?;
+        let streams = plan.streams.len();
+        let mut live = prune(&mut plan.head, &[true], streams);
+        for section in plan.blocks.iter_mut().rev().chain([&mut plan.embed]) {
+            live = prune(section, &live, streams);
+        }
+        Ok(plan)
+    }
+
+    /// The plan with all that the text says, whether anything reads it or not.
+    pub(crate) fn plan_whole(&self, dimensions: Dimensions) -> Result<Plan, PlanError> {
         let fail = |message: String| PlanError { scheme: self.name.clone(), message };
         if dimensions.blocks == 0 || dimensions.blocks > MAX_BLOCKS {
             return Err(fail(format!("a stack has 1 to {MAX_BLOCKS} blocks, not {}", dimensions.blocks)));

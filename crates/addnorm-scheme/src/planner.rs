@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::init::{InitRow, InitTable, MatrixKind};
+use crate::init::{DistributionKind, InitRow, InitTable, MatrixKind};
 use crate::plan::*;
 use crate::scalar::Scalar;
 use crate::scheme::*;
 
 /// Largest size of a constant that stays symbolic because it depends on the training step.
-const MAX_SYMBOLIC_SIZE: usize = 4096;
+const MAX_SYMBOLIC_SIZE: usize = 64;
+
+/// Largest size of a factor in an equation once its constants are filled in.
+const MAX_FACTOR_SIZE: usize = 1024;
 
 pub(crate) struct Planner<'a> {
     scheme: &'a Scheme,
@@ -57,28 +60,40 @@ impl<'a> Planner<'a> {
                 names.push(&constant.name);
             }
         }
-        for name in names {
-            let best = scheme
-                .constants
-                .iter()
-                .filter(|constant| constant.name == name)
-                .filter_map(|constant| rank(constant).map(|rank| (rank, constant)))
-                .max_by_key(|(rank, _)| *rank);
-            let Some((_, constant)) = best else { continue };
-            let folded = constant.definition.fold(&known);
-            let mut needs_block = false;
-            folded.names(&mut |name| needs_block |= name == "l");
-            if needs_block && !matches!(place, Place::Block(_)) {
-                continue;
+        // A definition may use one that stands further down, where a stack has another than the rest: go round
+        // until nothing new is known.
+        let mut pending: Vec<(&str, &Scalar)> = names
+            .into_iter()
+            .filter_map(|name| {
+                let definitions = scheme.constants.iter().filter(|constant| constant.name == name);
+                let ranked = definitions.filter_map(|constant| rank(constant).map(|rank| (rank, constant)));
+                ranked.max_by_key(|(rank, _)| *rank).map(|(_, constant)| (name, &constant.definition))
+            })
+            .collect();
+        loop {
+            let before = pending.len();
+            let mut waiting = Vec::new();
+            for (name, definition) in pending {
+                let folded = definition.fold(&known);
+                let mut open = false;
+                folded.names(&mut |name| open |= name != "t");
+                if open {
+                    waiting.push((name, definition));
+                    continue;
+                }
+                if folded.size() > MAX_SYMBOLIC_SIZE {
+                    return Err(format!("the constant '{name}' is too large an expression of the training step"));
+                }
+                finite_from_the_start(&folded)
+                    .map_err(|when| format!("the constant '{name}' is not finite at {}{when}", place.prefix()))?;
+                known.insert(name.to_string(), folded.clone());
+                constants.push((name.to_string(), folded));
             }
-            if folded.number().is_some_and(|number| !number.is_finite()) {
-                return Err(format!("the constant '{name}' is not finite at {}", place.prefix()));
+            pending = waiting;
+            // Outside the blocks, what needs the block's number stays open.
+            if pending.is_empty() || pending.len() == before {
+                break;
             }
-            if folded.size() > MAX_SYMBOLIC_SIZE {
-                return Err(format!("the constant '{name}' is too large an expression of the training step"));
-            }
-            known.insert(name.to_string(), folded.clone());
-            constants.push((name.to_string(), folded));
         }
         let names = scheme.streams.iter().enumerate().map(|(slot, name)| (name.clone(), slot)).collect();
         Ok(Self {
@@ -146,17 +161,7 @@ impl<'a> Planner<'a> {
             }
         }
         // A learnable that no chosen path reaches would never get a gradient.
-        let mut reached = BTreeSet::new();
-        for step in &self.steps {
-            if let Step::Mix(mix) = step {
-                let coefficients = mix.terms.iter().map(|term| &term.coefficient).chain([&mix.scale]);
-                coefficients.for_each(|coefficient| {
-                    coefficient.folded.names(&mut |name| {
-                        reached.insert(name.to_string());
-                    })
-                });
-            }
-        }
+        let reached = reached(&self.steps);
         self.learnables.retain(|learnable| reached.contains(&learnable.name));
         self.finish_streams()
     }
@@ -197,9 +202,11 @@ impl<'a> Planner<'a> {
 
     fn coefficient(&self, symbol: &Scalar) -> Result<Coefficient, String> {
         let folded = symbol.fold(&self.known);
-        if folded.number().is_some_and(|number| !number.is_finite()) {
-            return Err(format!("a factor is not finite at {}", self.place.prefix()));
+        if folded.size() > MAX_FACTOR_SIZE {
+            return Err("a factor is too large an expression".to_string());
         }
+        finite_from_the_start(&folded)
+            .map_err(|when| format!("a factor is not finite at {}{when}", self.place.prefix()))?;
         let mut missing = None;
         folded.names(&mut |name| {
             let is_learned = self.learnables.iter().any(|learnable| learnable.name == name);
@@ -339,23 +346,7 @@ impl<'a> Planner<'a> {
 
     fn finish(self, outputs: Vec<Slot>) -> Result<Section, String> {
         let init = self.init_table()?;
-        let mut last_use: BTreeMap<Slot, usize> = BTreeMap::new();
-        for (at, step) in self.steps.iter().enumerate() {
-            match step {
-                Step::Mix(mix) => mix.terms.iter().for_each(|term| {
-                    last_use.insert(term.input, at);
-                }),
-                Step::Apply { input, .. } | Step::Assign { input, .. } => {
-                    last_use.insert(*input, at);
-                }
-            }
-        }
-        let mut dead_after = vec![Vec::new(); self.steps.len()];
-        for (slot, at) in last_use {
-            if !outputs.contains(&slot) {
-                dead_after[at].push(slot);
-            }
-        }
+        let dead_after = dead_after(&self.steps, &outputs);
         Ok(Section {
             place: self.place,
             steps: self.steps,
@@ -379,7 +370,15 @@ impl<'a> Planner<'a> {
                 let row = table.rows.entry(kind).or_insert(InitRow { distribution: None, factor: 1.0 });
                 if let Some((distribution, arguments)) = &rule.distribution {
                     let numbers = arguments.iter().map(|argument| self.constant(argument));
-                    let numbers = numbers.collect::<Result<_, _>>()?;
+                    let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
+                    if numbers.iter().any(|&number| number < 0.0) {
+                        return Err(format!("{} takes no negative number", distribution.name()));
+                    }
+                    if *distribution == DistributionKind::TruncatedNormal
+                        && numbers.get(1).is_some_and(|&cut| cut < 0.1)
+                    {
+                        return Err("a cut below 0.1 standard deviations leaves next to nothing of a normal".into());
+                    }
                     *row = InitRow { distribution: Some((*distribution, numbers)), factor: 1.0 };
                 }
                 if let Some(times) = &rule.times {
@@ -388,6 +387,90 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(table)
+    }
+}
+
+/// For each step, the slots that nothing reads after it.
+fn dead_after(steps: &[Step], outputs: &[Slot]) -> Vec<Vec<Slot>> {
+    let mut last_use: BTreeMap<Slot, usize> = BTreeMap::new();
+    for (at, step) in steps.iter().enumerate() {
+        match step {
+            Step::Mix(mix) => mix.terms.iter().for_each(|term| {
+                last_use.insert(term.input, at);
+            }),
+            Step::Apply { input, .. } | Step::Assign { input, .. } => {
+                last_use.insert(*input, at);
+            }
+        }
+    }
+    let mut dead_after = vec![Vec::new(); steps.len()];
+    for (slot, at) in last_use {
+        if !outputs.contains(&slot) {
+            dead_after[at].push(slot);
+        }
+    }
+    dead_after
+}
+
+/// Takes out what reaches no result: `live` says which of the section's outputs anything reads. A stream that
+/// nothing reads is handed on as it came. What comes back is which streams this section reads.
+pub(crate) fn prune(section: &mut Section, live: &[bool], streams: usize) -> Vec<bool> {
+    let mut needed = vec![false; section.slots];
+    for (output, live) in section.outputs.iter().zip(live) {
+        needed[*output] |= live;
+    }
+    let mut kept = Vec::new();
+    for step in section.steps.drain(..).rev() {
+        let output = match &step {
+            Step::Mix(mix) => mix.output,
+            Step::Apply { output, .. } | Step::Assign { output, .. } => *output,
+        };
+        if !needed[output] {
+            continue;
+        }
+        match &step {
+            Step::Mix(mix) => mix.terms.iter().for_each(|term| needed[term.input] = true),
+            Step::Apply { input, .. } | Step::Assign { input, .. } => needed[*input] = true,
+        }
+        kept.push(step);
+    }
+    kept.reverse();
+    section.steps = kept;
+    for (stream, (output, live)) in section.outputs.iter_mut().zip(live).enumerate() {
+        if !live {
+            *output = stream;
+        }
+    }
+    let reached = reached(&section.steps);
+    section.learnables.retain(|learnable| reached.contains(&learnable.name));
+    section.dead_after = dead_after(&section.steps, &section.outputs);
+    needed.truncate(streams);
+    needed
+}
+
+/// The names in the factors of some steps.
+fn reached(steps: &[Step]) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    for step in steps {
+        if let Step::Mix(mix) = step {
+            let coefficients = mix.terms.iter().map(|term| &term.coefficient).chain([&mix.scale]);
+            coefficients.for_each(|coefficient| {
+                coefficient.folded.names(&mut |name| {
+                    reached.insert(name.to_string());
+                })
+            });
+        }
+    }
+    reached
+}
+
+/// A number must be finite; an expression of the training step alone, at the first step.
+fn finite_from_the_start(folded: &Scalar) -> Result<(), &'static str> {
+    let start = folded.fold(&BTreeMap::from([("t".to_string(), Scalar::Number(0.0))]));
+    match (folded.number(), start.number()) {
+        (Some(number), _) if !number.is_finite() => Err(""),
+        (None, Some(number)) if !number.is_finite() => Err(" when training begins (t = 0)"),
+        _ => Ok(()),
     }
 }
 

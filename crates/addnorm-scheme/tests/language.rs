@@ -47,6 +47,12 @@ const MISTAKES: &[&str] = &[
     "each f:\n    x = norm\nhead: norm(x)",
     "each head:\n    x = x + head(norm(x))\nhead: norm(x)",
     "each f:\n    x = x + sqrt(2, 3)*f(norm(x))\nhead: norm(x)",
+    "block 1 < l < 4:\n    x = x + attn(x)\nblock:\n    x = x + ffn(x)\nhead: norm(x)",
+    "block 1 or L:\n    x = x + attn(x)\nblock:\n    x = x + ffn(x)\nhead: norm(x)",
+    "block l + (l < 2):\n    x = x + attn(x)\nblock:\n    x = x + ffn(x)\nhead: norm(x)",
+    "let a = l < 3\neach f:\n    x = x + a*f(norm(x))\nhead: norm(x)",
+    "each f:\n    x = x + (l < 3)*f(norm(x))\nhead: norm(x)",
+    "learn g = 1\neach f:\n    x = x + f(norm(x)) + stop(g*x)\nhead: norm(x)",
     "learn g = 1\neach f:\n    x = x + 2^g*f(norm(x))\nhead: norm(x)",
     "learn g = 1\neach f:\n    x = x + (g < 2)*f(norm(x))\nhead: norm(x)",
     "each f:\n    é = x + f(norm(ñ))\nhead: norm(x)",
@@ -117,6 +123,27 @@ fn a_scheme_that_fails_at_a_depth_says_where() {
 }
 
 #[test]
+fn a_constant_may_use_one_that_stands_further_down() {
+    let text = "let a = 1\nlet c = 2\nfor decoder: let a = c*2\neach f:\n    x = x + a*f(norm(x))\nhead: norm(x)";
+    let plan = Scheme::parse("test", text).unwrap().plan(dimensions(2)).unwrap();
+    let constants = &plan.blocks[0].constants;
+    assert!(constants.contains(&("a".to_string(), Scalar::Number(4.0))), "{constants:?}");
+    let circle = "let a = 1\nlet c = a\nfor decoder: let a = c\neach f:\n    x = x + a*f(norm(x))\nhead: norm(x)";
+    let error = Scheme::parse("test", circle).unwrap().plan(dimensions(2)).unwrap_err();
+    assert!(error.message.contains("'a' has no value"), "{error}");
+}
+
+#[test]
+fn what_reaches_no_result_is_left_out_of_the_plan() {
+    let text =
+        "streams x, y\nlearn g = 1 per sublayer\neach f:\n    x = x + f(norm(y))\n    y = g*norm(y + x)\nhead: norm(x)";
+    let plan = Scheme::parse("test", text).unwrap().plan(dimensions(3)).unwrap();
+    let count = |block: usize| (plan.blocks[block - 1].norms().count(), plan.blocks[block - 1].learnables.len());
+    // In the last block the second value of y reaches nothing.
+    assert_eq!((count(1), count(2), count(3)), ((4, 2), (4, 2), (3, 1)));
+}
+
+#[test]
 fn numbers_have_the_precedence_of_mathematics() {
     let value = |text: &str| {
         let scheme = Scheme::parse("test", &format!("let a = {text}\neach f:\n    x = x + a*f(x)\nhead: x")).unwrap();
@@ -126,7 +153,8 @@ fn numbers_have_the_precedence_of_mathematics() {
         ("2*L^2", 32.0),
         ("-2^2", -4.0),
         ("2^-1", 0.5),
-        ("2^3^2", 64.0),
+        ("2^3^2", 512.0),
+        ("2^-1^2", 0.5),
         ("8/4/2", 1.0),
         ("1 - 2 - 3", -4.0),
         ("(8*L)^(-1/4)", 32f64.powf(-0.25)),
@@ -166,7 +194,14 @@ fn size_and_nesting_are_bounded() {
     let power = format!("let a = 2{}\neach f:\n    x = f(x)\nhead: x", "^2".repeat(10_000));
     assert!(Scheme::parse("test", &power).is_err());
     let long = format!("each f:\n    x = f(x){}\nhead: x", " + x".repeat(10_000));
-    assert!(Scheme::parse("test", &long).unwrap_err().message.contains("256 terms"));
+    assert!(Scheme::parse("test", &long).unwrap_err().message.contains("256 names and numbers"));
+    let wide = format!(
+        "let a = {}\neach f:\n    x = x + a*f(norm(x))\nhead: norm(x)",
+        "(".repeat(40) + &["1"; 200].join("+") + &")".repeat(40)
+    );
+    assert!(Scheme::parse("test", &wide).is_ok());
+    let lines = format!("each f:\n{}    x = x + f(x)\nhead: x", "    y = norm(x)\n".repeat(2000));
+    assert!(Scheme::parse("test", &lines).unwrap_err().message.contains("128 equations"));
     let big = "# comment\n".repeat(10_000);
     assert!(Scheme::parse("test", &big).unwrap_err().message.contains("bytes"));
     // Constants of the step that double each time would grow without end.

@@ -60,7 +60,7 @@ pub struct ComparisonRow {
     pub losses: Vec<Number>,
     /// Mean of the losses; infinite if a run diverged.
     pub mean_loss: Number,
-    /// Sample standard deviation of the losses; none for one seed.
+    /// Sample standard deviation of the losses; none for one seed, or if a run diverged.
     pub spread: Option<Number>,
     /// Mean loss over the floor, where the floor is known.
     pub above_floor: Option<Number>,
@@ -101,6 +101,8 @@ pub struct Comparison {
     pub corpus: CorpusSummary,
     /// Every run, scheme after scheme in the order given, seed after seed.
     pub outcomes: Vec<RunOutcome>,
+    /// Runs that could not be made or written, with the reason. Their schemes have no row.
+    pub failures: Vec<(String, String)>,
     /// Runs at one time, and threads of each.
     pub jobs: (usize, usize),
     /// Seconds that the whole took.
@@ -111,7 +113,7 @@ pub struct Comparison {
 /// All see the same data in the same order; a run that diverges leaves the others running.
 ///
 /// # Errors
-/// If a run cannot be made; the others are made first.
+/// If no scheme has all its runs. One whose run could not be made is among the failures.
 pub fn compare(
     specs: &[RunSpec],
     seeds: &[u64],
@@ -162,10 +164,34 @@ pub fn compare(
             });
         }
     });
-    let outcomes: Vec<RunOutcome> = results
-        .into_iter()
-        .filter_map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner))
-        .collect::<Result<_, _>>()?;
+    let results: Vec<Result<RunOutcome, RunError>> =
+        results.into_iter().filter_map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
+    let mut made: Vec<RunSpec> = Vec::new();
+    let mut outcomes = Vec::new();
+    let mut failures = Vec::new();
+    let mut first_error = None;
+    let mut results = results.into_iter().zip(&runs);
+    for spec in specs {
+        let (mut own, mut failed) = (Vec::new(), false);
+        for (result, run) in results.by_ref().take(seeds.len()) {
+            match result {
+                Ok(outcome) => own.push(outcome),
+                Err(error) => {
+                    failures.push((run.label.clone(), error.to_string()));
+                    first_error.get_or_insert(error);
+                    failed = true;
+                }
+            }
+        }
+        if !failed {
+            made.push(spec.clone());
+            outcomes.extend(own);
+        }
+    }
+    if let (true, Some(error)) = (made.is_empty(), first_error) {
+        return Err(error);
+    }
+    let specs = made.as_slice();
     let mut rows: Vec<ComparisonRow> = specs
         .iter()
         .zip(outcomes.chunks(seeds.len().max(1)))
@@ -183,6 +209,7 @@ pub fn compare(
         settings,
         corpus: corpus.summary.clone(),
         outcomes,
+        failures,
         jobs: (jobs, each),
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -197,7 +224,7 @@ fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> Compa
     let has_diverged = |outcome: &&RunOutcome| matches!(outcome.meta.ending, Ending::Diverged { .. });
     let diverged = outcomes.iter().filter(has_diverged).count();
     let mean_loss = if diverged > 0 { f64::INFINITY } else { mean(losses.iter().copied()) };
-    let spread = (losses.len() > 1).then(|| {
+    let spread = (losses.len() > 1 && diverged == 0).then(|| {
         let centre = mean(losses.iter().copied());
         let squares: f64 = losses.iter().map(|loss| (loss - centre) * (loss - centre)).sum();
         Number((squares / (losses.len() - 1) as f64).sqrt())
@@ -278,7 +305,12 @@ fn differences(specs: &[RunSpec], outcomes: &[RunOutcome], seeds: usize) -> Vec<
     }
     add("norm", labelled(&|_, outcome| outcome.meta.norm.clone()));
     add("parameters", labelled(&|_, outcome| outcome.meta.parameters.to_string()));
-    let kinds: Vec<&String> = outcomes[0].meta.initialisers.iter().flat_map(|row| &row.matrices).collect();
+    let mut kinds: Vec<&String> = Vec::new();
+    for kind in outcomes.iter().flat_map(|outcome| &outcome.meta.initialisers).flat_map(|row| &row.matrices) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
     for kind in kinds {
         let words = |outcome: &RunOutcome| {
             let row = outcome.meta.initialisers.iter().find(|row| row.matrices.contains(kind));

@@ -15,7 +15,8 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Sequences of one step.
     pub batch: usize,
-    /// Parts that a step's sequences are computed in, one after another; the result does not depend on it.
+    /// Parts that a step's sequences are computed in, one after another. The result does not depend on it,
+    /// dropout masks aside.
     pub accumulate: usize,
     /// Peak learning rate.
     pub learning_rate: f64,
@@ -135,7 +136,10 @@ pub const CONFIG_SECTIONS: [(&str, &[&str]); 4] = [
             "device",
         ],
     ),
-    ("data", &["paths", "extensions", "tokenizer", "validation", "invalid", "newlines", "builtin_tokens"]),
+    (
+        "data",
+        &["paths", "extensions", "tokenizer", "validation", "invalid", "newlines", "builtin_tokens", "builtin_seed"],
+    ),
 ];
 
 /// A configuration file that cannot be used.
@@ -220,6 +224,21 @@ impl RunConfig {
         }
         if !(0.0..=1.0).contains(&train.final_share) {
             return fail("final_share", format!("{} is not in [0, 1]", train.final_share));
+        }
+        for (key, value, most) in [
+            ("batch", train.batch, 1 << 20),
+            ("threads", train.threads, 1024),
+            ("eval_tokens", train.eval_tokens, 1 << 30),
+        ] {
+            if value > most {
+                return fail(key, format!("{value} is more than {most}"));
+            }
+        }
+        // TOML, in which a run is recorded, has no larger integers.
+        for (key, value) in [("seed", train.seed), ("steps", train.steps), ("warmup", train.warmup)] {
+            if value > i64::MAX as u64 {
+                return fail(key, format!("{value} is more than {}", i64::MAX));
+            }
         }
         let mut warnings = Vec::new();
         if train.warmup > train.steps {

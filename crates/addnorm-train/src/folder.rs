@@ -132,7 +132,8 @@ impl RunFolder {
         write("scheme.scheme", &scheme.source)?;
         let open = |name: &str| {
             let file = path.join(name);
-            let options = OpenOptions::new().create(true).append(true).open(&file);
+            // New, so that two runs at once cannot write into one folder.
+            let options = OpenOptions::new().create_new(true).append(true).open(&file);
             options.map_err(|error| FolderError::new(&file, error))
         };
         Ok(Self { path: path.to_path_buf(), metrics: open("metrics.jsonl")?, layers: open("layers.jsonl")? })

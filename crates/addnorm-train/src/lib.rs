@@ -14,5 +14,5 @@ pub use compare::{Comparison, ComparisonRow, DefaultComparison, Difference, Prog
 pub use config::{CONFIG_SECTIONS, RunConfig, TrainConfig, TrainConfigError};
 pub use folder::{FolderError, LoadedRun, MetricLine, RunFolder, RunMeta, load_run};
 pub use optimizer::{AdamW, global_norm};
-pub use run::{RunError, RunOutcome, RunSpec, evaluate, run};
+pub use run::{RunError, RunOutcome, RunSpec, check_gradients, evaluate, run};
 pub use schedule::{Decay, Schedule};

@@ -108,6 +108,25 @@ pub fn evaluate(
     (total / count as f64, count)
 }
 
+/// Runs one short sequence forward and backward and asks whether a gradient reaches every parameter, before
+/// anything is spent on training.
+///
+/// # Errors
+/// If the model cannot be made, or names the first parameter that would never learn.
+pub fn check_gradients(spec: &RunSpec) -> Result<(), RunError> {
+    let config = &spec.config;
+    let model = Model::new(&spec.scheme, &config.model)?;
+    let device = device(&config.train.device)?;
+    let weights = model.initialise(config.train.seed, &device, DType::F32);
+    let time = config.model.context.min(2);
+    let tokens = Tokens { numbers: vec![0; time].into(), shape: [1, time] };
+    let targets = vec![0; time].into();
+    model
+        .loss_and_gradients(&weights, &tokens, targets, 1.0, ForwardOptions::default(), &mut NoObserver)
+        .map(|_| ())
+        .map_err(|error| RunError::Gradient { scheme: spec.label.clone(), error })
+}
+
 /// Trains. With a folder, everything is written there as it happens. `stepped` is told each step's number
 /// and loss.
 ///
@@ -203,34 +222,48 @@ impl<'a> Trainer<'a> {
         let mut ending = Ending::Finished;
         self.look_at_layers(0)?;
         let initial = self.validate(0)?;
-        let mut last = initial;
+        let (mut last, mut validated) = (initial, 0);
+        if !initial.is_finite() {
+            ending = self.broken_by(0);
+            return self.finish(ending, initial, last);
+        }
         for step in 1..=train.steps {
             let started = Instant::now();
-            let loss = match self.step(step, schedule.rate(step))? {
+            let result = self.step(step, schedule.rate(step))?;
+            self.training += started.elapsed();
+            if let Some(MetricLine::Train { seconds, .. }) = self.metrics.last_mut() {
+                *seconds = self.training.as_secs_f64();
+            }
+            self.record_last()?;
+            let loss = match result {
                 Ok(loss) => loss,
                 Err(NotFinite { step, trouble }) => {
                     ending = Ending::Diverged { step, trouble };
                     break;
                 }
             };
-            self.training += started.elapsed();
-            if let Some(MetricLine::Train { seconds, .. }) = self.metrics.last_mut() {
-                *seconds = self.training.as_secs_f64();
-            }
-            self.record_last()?;
             stepped(step, loss);
             if step % probe_every == 0 || step == train.steps {
                 self.look_at_layers(step)?;
             }
             if step % eval_every == 0 || step == train.steps {
-                last = self.validate(step)?;
+                (last, validated) = (self.validate(step)?, step);
+                if !last.is_finite() {
+                    // The step's own loss was finite; its update broke the weights.
+                    ending = self.broken_by(step);
+                    break;
+                }
             }
         }
-        if let Ending::Diverged { step, .. } = &ending {
+        if let (Ending::Diverged { step, .. }, true) = (&ending, last.is_finite()) {
             // The weights are those before the refused step; what they are worth is still a finding.
             let made = step - 1;
-            self.look_at_layers(made)?;
-            last = self.validate(made)?;
+            if self.layers.last().is_none_or(|layer| layer.step != made) {
+                self.look_at_layers(made)?;
+            }
+            if validated != made {
+                last = self.validate(made)?;
+            }
         }
         self.finish(ending, initial, last)
     }
@@ -268,25 +301,32 @@ impl<'a> Trainer<'a> {
         let loss = total / count;
         let norm = global_norm(&gradients);
         let clip_factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
-        self.tokens += count as u64;
         self.metrics.push(MetricLine::Train {
             step,
             loss: loss.into(),
             gradient_norm: norm.into(),
             clip_factor: clip_factor.into(),
             learning_rate,
-            tokens: self.tokens,
+            tokens: self.tokens + count as u64,
+            // Set when the step has ended.
             seconds: 0.0,
         });
         if !loss.is_finite() || !norm.is_finite() {
             if loss.is_finite() {
                 trouble = first_non_finite_gradient(&self.model, &gradients);
             }
-            self.record_last()?;
             return Ok(Err(NotFinite { step, trouble }));
         }
+        self.tokens += count as u64;
         self.optimizer.step(&mut self.weights, gradients, learning_rate, clip_factor);
         Ok(Ok(loss))
+    }
+
+    /// The ending of a run whose weights give no finite validation loss after `step` updates.
+    fn broken_by(&self, step: u64) -> Ending {
+        let options = ForwardOptions { dropout_seed: None, step };
+        let trouble = find_first_non_finite(&self.model, &self.weights, &self.diagnostic.0, options);
+        Ending::Diverged { step: step.max(1), trouble }
     }
 
     fn record_last(&mut self) -> Result<(), RunError> {

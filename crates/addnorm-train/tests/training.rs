@@ -17,7 +17,7 @@ impl Progress for Quiet {
 }
 
 fn corpus(context: usize) -> Corpus {
-    Corpus::load(&DataConfig { builtin_tokens: 20_000, ..DataConfig::default() }, context, 512, 1).unwrap()
+    Corpus::load(&DataConfig { builtin_tokens: 20_000, ..DataConfig::default() }, context, 512).unwrap()
 }
 
 fn spec(scheme: &str, change: impl Fn(&mut RunConfig)) -> (RunSpec, Corpus) {
@@ -132,8 +132,17 @@ fn t14_looking_changes_nothing_and_t15_equal_seeds_give_equal_bits() {
 #[test]
 fn t16_a_run_that_breaks_stops_there_names_the_place_and_keeps_its_weights() {
     let folder = tempfile::tempdir().unwrap();
-    let (spec, corpus) = spec("pre", |config| config.train.learning_rate = 1e30);
+    let (spec, corpus) = spec("pre", |config| {
+        config.train.learning_rate = 1e30;
+        // Or the validation after the first update would find it.
+        config.train.eval_every = 100;
+    });
     let outcome = run(&spec, &corpus, Some(folder.path()), &|_, _| {}).unwrap();
+    // Each look and each validation is there once.
+    let looked: Vec<(u64, usize)> = outcome.layers.iter().map(|layer| (layer.step, layer.block)).collect();
+    let mut once = looked.clone();
+    once.dedup();
+    assert_eq!(looked, once);
     let Ending::Diverged { step, trouble: Some(trouble) } = &outcome.meta.ending else {
         panic!("{:?}", outcome.meta.ending)
     };
@@ -154,6 +163,44 @@ fn t16_a_run_that_breaks_stops_there_names_the_place_and_keeps_its_weights() {
         };
         assert!(finite, "{} was written by the refused step", info.name);
     }
+}
+
+#[test]
+fn a_last_update_that_breaks_the_weights_is_a_divergence_too() {
+    let outcome = train("pre", |config| {
+        config.train.learning_rate = 1e30;
+        config.train.steps = 1;
+    });
+    assert!(matches!(outcome.meta.ending, Ending::Diverged { step: 1, trouble: Some(_) }), "{:?}", outcome.meta.ending);
+    assert_eq!(outcome.meta.judgement.verdict, Verdict::Diverged);
+}
+
+#[test]
+fn a_stream_whose_last_value_nothing_reads_trains_all_the_same() {
+    let text = "streams x, y; each f: x = x + f(norm(x) + norm(y)); y = norm(y + x); head: norm(x)";
+    let outcome = train(text, |_| {});
+    assert!(outcome.meta.validation_loss.0.is_finite());
+}
+
+#[test]
+fn a_parameter_that_would_never_learn_is_named_before_training() {
+    let (spec, _) = spec("learn g = 1; each f: x = x + f(norm(x)) + stop(norm(x)); head: norm(x)", |_| {});
+    let error = check_gradients(&spec).unwrap_err().to_string();
+    assert!(error.contains("no gradient reaches the parameter 'blocks.1.attn"), "{error}");
+    let (spec, _) = self::spec("pre", |_| {});
+    check_gradients(&spec).unwrap();
+}
+
+#[test]
+fn one_run_that_cannot_be_written_leaves_the_others_their_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pre, corpus) = spec("pre", |_| {});
+    let (post, _) = spec("post", |_| {});
+    // A file stands where the run's folder would be.
+    std::fs::write(folder.path().join("post"), "in the way").unwrap();
+    let comparison = compare(&[pre, post], &[1], &corpus, Some(folder.path()), 2, &Quiet).unwrap();
+    assert_eq!(comparison.rows.iter().map(|row| row.label.as_str()).collect::<Vec<_>>(), ["pre"]);
+    assert_eq!(comparison.failures[0].0, "post");
 }
 
 #[test]

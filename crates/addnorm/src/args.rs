@@ -29,7 +29,7 @@ pub enum Command {
     Compare(CompareArguments),
     /// Train one scheme
     Train(TrainArguments),
-    /// Let a trained run go on writing from a prompt
+    /// Continue a prompt with a trained model
     Generate(GenerateArguments),
 }
 
@@ -41,10 +41,7 @@ pub struct SchemesArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  addnorm show deepnorm --depth 100
-  addnorm show my.scheme --width 512 --heads 8
-  addnorm show 'each f: x = x + f(norm(x))/L; head: norm(x)'")]
+#[command(after_help = include_str!("help/show.txt"))]
 pub struct ShowArguments {
     /// A scheme's name, a path to a file, or the text itself
     pub scheme: String,
@@ -72,10 +69,7 @@ pub struct CheckArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  addnorm compare
-  addnorm compare pre post deepnorm keel --depth 48 --data shakespeare.txt
-  addnorm compare pre 'each f: x = x + f(norm(x))/sqrt(2*L); head: norm(x)' --seeds 3")]
+#[command(after_help = include_str!("help/compare.txt"))]
 pub struct CompareArguments {
     /// Schemes: names, paths to files, or texts. Without any, eight telling ones
     pub schemes: Vec<String>,
@@ -90,9 +84,7 @@ pub struct CompareArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  addnorm train --scheme deepnorm --depth 100 --steps 1000
-  addnorm train run.toml --lr 3e-4")]
+#[command(after_help = include_str!("help/train.txt"))]
 pub struct TrainArguments {
     /// A configuration file
     pub config: Option<PathBuf>,

@@ -45,6 +45,11 @@ impl Failure {
         }
     }
 
+    /// The message as JSON, for commands that were asked for it.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({ "ok": false, "message": self.message, "hint": self.hint })
+    }
+
     /// Prints it to stderr and gives the exit code.
     pub fn report(self) -> ExitCode {
         let code = ExitCode::from(self.code);

@@ -40,7 +40,7 @@ impl Bars {
         let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let all = MultiProgress::with_draw_target(target);
         let overall = all.add(ProgressBar::new(runs as u64 * steps));
-        overall.set_style(style("{bar:30} {percent:>3}%  {elapsed} gone, {eta} left  {msg}"));
+        overall.set_style(style("{bar:30} {percent:>3}%  {elapsed} elapsed, {eta} left  {msg}"));
         if terminal {
             overall.enable_steady_tick(Duration::from_millis(500));
         }

@@ -172,6 +172,6 @@ fn a_run_that_breaks_exits_with_1_and_says_where() {
     arguments.extend(SMALL);
     let output = addnorm(folder.path(), &arguments);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains("diverged at step 2 in"), "{}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("diverged at step 1 in block 1"), "{}", text(&output.stdout));
     assert!(folder.path().join("run/report.html").exists());
 }

@@ -26,22 +26,32 @@ pub fn read_config(path: &Path) -> Result<RunConfig, Failure> {
 
 /// The folder to write to: the one that was asked for, or a new one under `runs/`.
 pub fn output_folder(asked: Option<&Path>, kind: &str) -> Result<PathBuf, Failure> {
+    let cannot = |path: &Path, error: std::io::Error| {
+        Failure::run(format!("the folder {} cannot be made: {error}", path.display()))
+    };
     if let Some(path) = asked {
         let occupied = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
         if occupied {
             let message = format!("the folder {} is not empty", path.display());
             return Err(Failure::input(message).hint("give another '--out', or remove the folder"));
         }
+        std::fs::create_dir_all(path).map_err(|error| cannot(path, error))?;
         return Ok(path.to_path_buf());
     }
+    let runs = Path::new("runs");
+    std::fs::create_dir_all(runs).map_err(|error| cannot(runs, error))?;
     let stamp = timestamp();
-    let mut path = PathBuf::from(format!("runs/{kind}-{stamp}"));
-    let mut count = 1;
-    while path.exists() {
-        count += 1;
-        path = PathBuf::from(format!("runs/{kind}-{stamp}-{count}"));
+    for count in 1.. {
+        let suffix = if count == 1 { String::new() } else { format!("-{count}") };
+        let path = runs.join(format!("{kind}-{stamp}{suffix}"));
+        // Making it claims it: two commands in one second get two folders.
+        match std::fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(cannot(&path, error)),
+        }
     }
-    Ok(path)
+    unreachable!("a free number is found")
 }
 
 /// Now, in UTC, as `20260131-235959`.

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use addnorm_probe::{Ending, Verdict};
 use addnorm_scheme::lookup;
-use addnorm_train::{Progress, RunConfig, RunSpec};
+use addnorm_train::{Progress, RunConfig, RunSpec, check_gradients};
 
 use crate::args::TrainArguments;
-use crate::commands::compare::prepare;
+use crate::commands::compare::{absolute, fits, prepare};
 use crate::commands::{output_folder, read_config};
 use crate::failure::Failure;
 use crate::printer::{self, Bars};
@@ -23,15 +23,19 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
         config.scheme.clone_from(scheme);
     }
     if config.scheme.is_empty() {
-        return Err(Failure::input("no scheme is given").hint("add '--scheme pre', or 'scheme = \"pre\"' to the file"));
+        return Err(Failure::input("no scheme is given")
+            .hint("add '--scheme NAME', or 'scheme = \"NAME\"' to the file; 'addnorm schemes' lists them"));
     }
     let scheme = lookup(&config.scheme)?;
     for lint in &scheme.lints {
         printer::message(&format!("warning: {}: {} [{}]", scheme.name, lint.message, lint.code));
     }
     let corpus = prepare(&mut config)?;
-    let folder = output_folder(arguments.run.out.as_deref(), &format!("train-{}", scheme.name))?;
+    config.scheme = absolute(&config.scheme);
     let spec = RunSpec { label: scheme.name.clone(), scheme, config };
+    fits(&spec, 1)?;
+    check_gradients(&spec).map_err(Failure::input)?;
+    let folder = output_folder(arguments.run.out.as_deref(), &format!("train-{}", spec.label))?;
     let bars = Bars::new(1, spec.config.train.steps);
     bars.started(0, &spec.label, spec.config.train.steps);
     let outcome = addnorm_train::run(&spec, &corpus, Some(&folder), &|step, loss| bars.stepped(0, step, loss))?;
