@@ -118,6 +118,15 @@ fn comparing_writes_a_table_a_report_and_run_folders() {
     ] {
         assert!(folder.path().join("out/mine-seed2").join(file).exists(), "{file}");
     }
+    // A run's record repeats it, from another folder too.
+    let record = folder.path().join("out/mine-seed2/config.toml");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let repeated = addnorm(elsewhere.path(), &["train", record.to_str().unwrap(), "--out", "again"]);
+    assert_eq!(repeated.status.code(), Some(0), "{}", text(&repeated.stderr));
+    let weights = |path: std::path::PathBuf| std::fs::read(path.join("model.safetensors")).unwrap();
+    let (first, second) = (weights(folder.path().join("out/mine-seed2")), weights(elsewhere.path().join("again")));
+    assert!(first == second, "the weights are equal bit for bit");
+
     let again = addnorm(folder.path(), &arguments);
     assert_eq!(again.status.code(), Some(2), "the folder is taken");
     assert!(text(&again.stderr).contains("not empty"));
