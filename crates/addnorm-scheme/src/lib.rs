@@ -6,7 +6,7 @@
 //! ```
 //! use addnorm_scheme::{Dimensions, Scheme, Stack};
 //!
-//! let scheme = Scheme::parse("deepnorm", "
+//! let scheme = Scheme::parse("scaled-skip", "
 //! let alpha = (2*L)^(1/4)
 //! each f:
 //!     x = norm(alpha*x + f(x))
