@@ -122,7 +122,7 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
          residual stream after the last block\n\
          {differing}\n\
          {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
-         {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} at a time on {} threads each; {:.0} s in all\n",
+         {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
         corpus.unigram_entropy,
         settings.model.blocks,
         corpus.training_tokens,
@@ -133,6 +133,8 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
         settings.model.context,
         settings.train.learning_rate,
         settings.train.warmup,
+        settings.model.norm.name(),
+        settings.model.epsilon,
         comparison.jobs.0,
         comparison.jobs.1,
         comparison.seconds,

@@ -83,10 +83,16 @@ impl Progress for Bars {
 
     fn stepped(&self, run: usize, step: u64, loss: f64) {
         self.overall.inc(1);
+        let label = self.label(run);
         self.with_bar(run, |slot| {
             if let Some(bar) = slot {
                 bar.set_position(step);
                 bar.set_message(format!("loss {loss:.4}"));
+                // Where nothing can be redrawn, a line at each quarter.
+                let steps = bar.length().unwrap_or(0);
+                if !self.terminal && steps >= 40 && step % (steps / 4) == 0 && step < steps {
+                    message(&format!("  {label:<18} step {step} of {steps}, loss {loss:.4}"));
+                }
             }
         });
     }
