@@ -90,7 +90,7 @@ impl Progress for Bars {
                 bar.set_message(format!("loss {loss:.4}"));
                 // Where nothing can be redrawn, a line at each quarter.
                 let steps = bar.length().unwrap_or(0);
-                if !self.terminal && steps >= 40 && step % (steps / 4) == 0 && step < steps {
+                if !self.terminal && steps >= 40 && step.is_multiple_of(steps / 4) && step < steps {
                     message(&format!("  {label:<18} step {step} of {steps}, loss {loss:.4}"));
                 }
             }
