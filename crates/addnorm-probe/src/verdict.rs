@@ -53,11 +53,11 @@ const VANISHED: f64 = 1e-2;
 /// A stream whose tokens have at least this mean cosine cannot tell them apart.
 const COLLAPSED: f64 = 0.95;
 
-/// Judges a run: from its ending, its last validation loss in nats, the unigram entropy of the data in nats,
-/// and what was measured of its layers at the start and at the end.
+/// Judges a run: from its ending, its validation losses in nats with the steps they were measured at, the
+/// unigram entropy of the data in nats, and what was measured of its layers at the start and at the end.
 pub fn judge(
     ending: &Ending,
-    validation_loss: Number,
+    validation: &[(u64, Number)],
     unigram_entropy: f64,
     start: &[LayerStatistics],
     end: &[LayerStatistics],
@@ -71,15 +71,29 @@ pub fn judge(
         };
         return Judgement { verdict: Verdict::Diverged, words: format!("diverged at step {step}{place}") };
     }
-    let loss = validation_loss.0;
+    let loss = validation.last().map_or(f64::NAN, |(_, loss)| loss.0);
+    let best = validation.iter().filter(|(_, loss)| loss.0.is_finite()).min_by(|a, b| a.1.0.total_cmp(&b.1.0));
+    // It had learned more than frequencies, and lost it again.
+    let fallen = best.filter(|(_, best)| {
+        best.0 < unigram_entropy * (1.0 - AT_UNIGRAM) && loss > unigram_entropy * (1.0 - AT_UNIGRAM)
+    });
     let reasons = reasons(start, end);
     let because = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
     if loss.is_nan() || loss > unigram_entropy * (1.0 + AT_UNIGRAM) {
-        let words = format!("ends above the unigram entropy{because}");
+        let words = match fallen {
+            Some((step, best)) => {
+                format!("rises above the unigram entropy after {:.2} at step {step}{because}", best.0)
+            }
+            None => format!("ends above the unigram entropy{because}"),
+        };
         return Judgement { verdict: Verdict::AboveUnigram, words };
     }
     if loss > unigram_entropy * (1.0 - AT_UNIGRAM) {
-        return Judgement { verdict: Verdict::StaysAtUnigram, words: format!("stays at unigram{because}") };
+        let words = match fallen {
+            Some((step, best)) => format!("falls back to unigram after {:.2} at step {step}{because}", best.0),
+            None => format!("stays at unigram{because}"),
+        };
+        return Judgement { verdict: Verdict::StaysAtUnigram, words };
     }
     Judgement { verdict: Verdict::Trains, words: "trains".to_string() }
 }
@@ -110,4 +124,34 @@ pub fn gradient_ratio(layers: &[LayerStatistics]) -> f64 {
         layer.and_then(|layer| layer.streams.first()).map_or(f64::NAN, |stream| stream.gradient_norm.0)
     };
     gradient(layers.get(1)) / gradient(layers.last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(ending: &Ending, losses: &[f64]) -> (Verdict, String) {
+        let validation: Vec<(u64, Number)> =
+            losses.iter().enumerate().map(|(at, &loss)| (at as u64 * 10, loss.into())).collect();
+        let judgement = judge(ending, &validation, 3.0, &[], &[]);
+        (judgement.verdict, judgement.words)
+    }
+
+    #[test]
+    fn a_run_is_judged_by_where_it_ends_and_where_it_has_been() {
+        let finished = |losses: &[f64]| words(&Ending::Finished, losses);
+        assert_eq!(finished(&[4.0, 3.0, 2.0]), (Verdict::Trains, "trains".into()));
+        assert_eq!(finished(&[4.0, 3.05, 2.95]), (Verdict::StaysAtUnigram, "stays at unigram".into()));
+        assert_eq!(
+            finished(&[4.0, 2.0, 3.0]),
+            (Verdict::StaysAtUnigram, "falls back to unigram after 2.00 at step 10".into())
+        );
+        assert_eq!(finished(&[4.0, 3.5]), (Verdict::AboveUnigram, "ends above the unigram entropy".into()));
+        assert_eq!(finished(&[4.0, 2.0, 9.0]).1, "rises above the unigram entropy after 2.00 at step 10");
+        assert_eq!(finished(&[4.0, f64::NAN]).0, Verdict::AboveUnigram);
+        let trouble =
+            Trouble { block: Some(3), site: "blocks.3.attn.out".into(), gradient: false, largest_rms_before: None };
+        let diverged = Ending::Diverged { step: 41, trouble: Some(trouble) };
+        assert_eq!(words(&diverged, &[4.0, 2.0]), (Verdict::Diverged, "diverged at step 41 in block 3".into()));
+    }
 }

@@ -50,7 +50,7 @@
       scales: { x: { time: false }, y: { distr: options.log ? 3 : 1, range: [low, high] } },
       axes: [{ ...axis, label: options.xLabel, labelSize: 18, size: 34, labelFont: "12px system-ui, sans-serif" }, { ...axis, size: 58, ...(options.log ? { splits: decades, filter: (_, splits) => splits } : {}) }],
       series: [{}, ...shown.map(line => ({
-        label: line.label, stroke: colour(line.scheme), width: 2, dash: line.dash, points: { show: line.ys.length < 3 || options.points, size: 5 },
+        label: line.label, stroke: colour(line.scheme), width: 2, dash: line.dash, spanGaps: true, points: { show: line.ys.length < 3 || options.points, size: 5 },
       }))],
       hooks: {
         draw: [u => {
@@ -108,10 +108,15 @@
   function lossChart() {
     const kind = document.querySelector("input[name=loss]:checked").value;
     const steps = [...new Set(data.runs.flatMap(run => run[kind].map(([step]) => step)))].sort((a, b) => a - b);
+    // A run that explodes would press all others flat: what is beyond twice the first losses is off the chart,
+    // and marked as where the line leaves it.
+    const firsts = data.runs.map(run => number((run[kind][0] || [])[1])).filter(loss => loss !== null && loss < 1e3);
+    const cap = 2 * firsts.reduce((a, b) => Math.max(a, b), data.unigram);
+    const within = loss => number(loss) !== null && loss <= cap ? loss : null;
     const series = data.runs.map(run => {
       const byStep = new Map(run[kind]);
-      const ys = steps.map(step => byStep.has(step) ? number(byStep.get(step)) : null);
-      const broken = run[kind].find(([, loss]) => number(loss) === null);
+      const ys = steps.map(step => byStep.has(step) ? within(byStep.get(step)) : null);
+      const broken = run[kind].find(([, loss]) => within(loss) === null);
       return { label: run.label, scheme: run.scheme, ys, broken: broken ? broken[0] : null };
     });
     const also = [{ at: data.unigram, label: "unigram entropy" }];

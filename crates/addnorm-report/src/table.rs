@@ -1,6 +1,6 @@
 //! Tables for the terminal, and the same numbers as JSON.
 
-use addnorm_probe::gradient_ratio;
+use addnorm_probe::{Number, gradient_ratio};
 use addnorm_train::{Comparison, ComparisonRow, MetricLine, RunOutcome};
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -55,16 +55,18 @@ pub(crate) fn columns(comparison: &Comparison) -> Vec<Column> {
             None => format!("{:.4}", row.mean_loss.0),
         }
     }
+    /// What is worked out from the mean loss; nothing where there is none.
+    fn of_finite(row: &ComparisonRow, value: Option<Number>) -> String {
+        value.filter(|_| row.diverged == 0).map_or_else(|| "-".into(), |value| format!("{:.3}", value.0))
+    }
     let mut columns: Vec<Column> = vec![("scheme", |row| row.label.clone()), ("validation loss", loss)];
     if comparison.corpus.floor.is_some() {
-        columns
-            .push(("above floor", |row| row.above_floor.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+        columns.push(("above floor", |row| of_finite(row, row.above_floor)));
     } else {
-        columns.push(("below unigram", |row| format!("{:.3}", row.below_unigram.0)));
+        columns.push(("below unigram", |row| of_finite(row, Some(row.below_unigram))));
     }
     if comparison.corpus.bytes_per_token.is_some() {
-        columns
-            .push(("bits/byte", |row| row.bits_per_byte.map_or_else(String::new, |value| format!("{:.3}", value.0))));
+        columns.push(("bits/byte", |row| of_finite(row, row.bits_per_byte)));
     }
     columns.push(("grad 1/L", |row| short(row.gradient_ratio.0)));
     columns.push(("RMS L", |row| short(row.residual_rms.0)));

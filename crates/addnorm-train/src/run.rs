@@ -9,7 +9,9 @@ use addnorm_nn::{
     AdamwStep, DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights,
     device, statistics, stream_seed,
 };
-use addnorm_probe::{Ending, LayerStatistics, find_first_non_finite, first_non_finite_gradient, judge, measure};
+use addnorm_probe::{
+    Ending, LayerStatistics, Number, find_first_non_finite, first_non_finite_gradient, judge, measure,
+};
 use addnorm_scheme::Scheme;
 
 use crate::config::RunConfig;
@@ -359,7 +361,15 @@ impl<'a> Trainer<'a> {
         let looks: Vec<&[LayerStatistics]> = self.layers.chunk_by(|a, b| a.step == b.step).collect();
         let (first_look, last_look) = (looks.first().copied().unwrap_or(&[]), looks.last().copied().unwrap_or(&[]));
         let unigram = self.corpus.summary.unigram_entropy;
-        let judgement = judge(&ending, last.into(), unigram, first_look, last_look);
+        let validation: Vec<(u64, Number)> = self
+            .metrics
+            .iter()
+            .filter_map(|line| match line {
+                MetricLine::Validation { step, loss, .. } => Some((*step, *loss)),
+                MetricLine::Train { .. } => None,
+            })
+            .collect();
+        let judgement = judge(&ending, &validation, unigram, first_look, last_look);
         let parameters = self.model.parameters();
         let seconds = self.training.as_secs_f64();
         let meta = RunMeta {
