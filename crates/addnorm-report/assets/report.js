@@ -2,7 +2,9 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const palette = ["#8c8c8c", "#d1495b", "#2f6fb0", "#e08e1b", "#3a9b5c", "#8e5bb5", "#17a2a6", "#c2529b", "#7a8f2a", "#9c6b4a", "#5567d8", "#b0a018"];
-  const colour = scheme => palette[scheme % palette.length];
+  // The first colour is a quiet one, for the control of a comparison; a run by itself takes a clear one.
+  const shift = data.runs.length === 1 ? 2 : 0;
+  const colour = scheme => palette[(scheme + shift) % palette.length];
   document.querySelectorAll("[data-scheme]").forEach(dot => { dot.style.background = colour(+dot.dataset.scheme); });
 
   // Numbers that JSON cannot say come as texts; a chart leaves them out and marks where they begin.
