@@ -338,10 +338,7 @@ fn encode_text<'a>(
     let mut starts = Vec::new();
     let mut at = 0;
     while at < text.len() {
-        let mut aim = (at + CHUNK).min(text.len());
-        while !text.is_char_boundary(aim) {
-            aim += 1;
-        }
+        let aim = text.ceil_char_boundary(at + CHUNK);
         let end = text[aim..].find('\n').map_or(text.len(), |line_end| aim + line_end + 1);
         starts.push((tokens.len(), at));
         tokens.extend(vocabulary.encode(&text[at..end])?);

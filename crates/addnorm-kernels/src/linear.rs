@@ -121,11 +121,16 @@ pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Vec<E> {
             sums
         })
         .collect();
+    add_up(&partials, width).into_iter().map(E::of).collect()
+}
+
+/// Partial sums of parts of the work, added in the order of the parts.
+pub(crate) fn add_up(partials: &[Vec<f64>], width: usize) -> Vec<f64> {
     let mut total = vec![0f64; width];
-    for partial in &partials {
+    for partial in partials {
         for (total, part) in total.iter_mut().zip(partial) {
             *total += part;
         }
     }
-    total.into_iter().map(E::of).collect()
+    total
 }

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
+use crate::linear::add_up;
 
 /// Rows that one task handles. Fixed, so that sums do not depend on the number of threads.
 const ROWS: usize = 64;
@@ -210,12 +211,7 @@ impl Kernel for Norm {
                     sums
                 })
                 .collect();
-            let mut total = vec![0f64; 2 * width];
-            for partial in &partials {
-                for (total, part) in total.iter_mut().zip(partial) {
-                    *total += part;
-                }
-            }
+            let total = add_up(&partials, 2 * width);
             let vector = |values: &[f64]| flex::tensor::<E>(values.iter().map(|&value| E::of(value)).collect(), &[width]);
             let mut gradients = vec![needed[0].then(|| flex::tensor(dx, &shape))];
             if inputs.len() > 1 {

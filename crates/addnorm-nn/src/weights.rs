@@ -42,6 +42,14 @@ impl Weight {
         }
     }
 
+    /// Sum of the squares of its numbers, in `f64`. NaN and infinity come through.
+    pub fn sum_of_squares(&self) -> f64 {
+        match self {
+            Weight::Vector(tensor) => addnorm_kernels::sum_of_squares(tensor),
+            Weight::Matrix(tensor) => addnorm_kernels::sum_of_squares(tensor),
+        }
+    }
+
     /// A leaf of its own in a fresh graph.
     pub(crate) fn tracked(&self) -> Self {
         match self {

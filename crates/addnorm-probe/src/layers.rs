@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use addnorm_nn::{
-    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weight, Weights, records_gradients, statistics,
+    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weights, records_gradients, statistics,
     sum_of_squares, tap,
 };
 use addnorm_scheme::{Place, Sublayer};
@@ -103,10 +103,7 @@ pub fn measure(
     let mut squares: BTreeMap<usize, f64> = BTreeMap::new();
     if let Ok(result) = &result {
         for (info, gradient) in model.parameters().iter().zip(&result.gradients) {
-            let square = match gradient {
-                Weight::Vector(tensor) => sum_of_squares(tensor),
-                Weight::Matrix(tensor) => sum_of_squares(tensor),
-            };
+            let square = gradient.sum_of_squares();
             if let Some(block) = info.block {
                 *squares.entry(block).or_default() += square;
             } else if info.name.starts_with("embed") || info.name.starts_with("positions") {

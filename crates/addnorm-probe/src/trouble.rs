@@ -1,6 +1,6 @@
 //! Where a run stopped being made of numbers.
 
-use addnorm_nn::{ForwardOptions, Model, Observer, Tensor, Tokens, Weight, Weights, statistics, sum_of_squares};
+use addnorm_nn::{ForwardOptions, Model, Observer, Tensor, Tokens, Weight, Weights, statistics};
 use addnorm_scheme::{Place, Sublayer};
 use serde::{Deserialize, Serialize};
 
@@ -65,10 +65,6 @@ pub fn find_first_non_finite(
 /// The parameter whose gradient stopped being finite first. The backward pass goes from the head to the
 /// embedding, so that is the last one in the model's order of blocks.
 pub fn first_non_finite_gradient(model: &Model, gradients: &[Weight]) -> Option<Trouble> {
-    let finite = |gradient: &Weight| match gradient {
-        Weight::Vector(tensor) => sum_of_squares(tensor).is_finite(),
-        Weight::Matrix(tensor) => sum_of_squares(tensor).is_finite(),
-    };
     let order = |block: Option<usize>, name: &str| match block {
         Some(block) => block,
         // The head comes after every block, the embedding before.
@@ -79,7 +75,7 @@ pub fn first_non_finite_gradient(model: &Model, gradients: &[Weight]) -> Option<
         .parameters()
         .iter()
         .zip(gradients)
-        .filter(|(_, gradient)| !finite(gradient))
+        .filter(|(_, gradient)| !gradient.sum_of_squares().is_finite())
         .max_by_key(|(info, _)| order(info.block, &info.name))
         .map(|(info, _)| Trouble {
             block: info.block,

@@ -152,10 +152,8 @@
 
   function legend() {
     const place = document.getElementById("legend");
-    const seen = new Map();
-    data.runs.forEach(run => { if (!seen.has(run.scheme)) seen.set(run.scheme, run.label.replace(/-seed\d+$/, "")); });
-    if (seen.size < 2) return;
-    seen.forEach((label, scheme) => {
+    if (data.schemes.length < 2) return;
+    data.schemes.forEach((label, scheme) => {
       const button = document.createElement("button");
       button.innerHTML = '<span class="dot"></span>';
       button.firstChild.style.background = colour(scheme);

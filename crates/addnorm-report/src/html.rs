@@ -6,7 +6,7 @@ use std::path::Path;
 
 use addnorm_nn::Model;
 use addnorm_probe::Verdict;
-use addnorm_scheme::diagram::diagram;
+use addnorm_scheme::diagram::{diagram, escape};
 use addnorm_scheme::prose::prose;
 use addnorm_train::{Comparison, RunOutcome};
 use pulldown_latex::{Parser, RenderConfig, Storage, config::DisplayMode, push_mathml};
@@ -42,7 +42,7 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     );
     let firsts: Vec<&RunOutcome> = comparison.outcomes.chunks(seeds).filter_map(<[RunOutcome]>::first).collect();
     let mut body = String::new();
-    body.push_str(&comparison_table(comparison, &firsts));
+    body.push_str(&comparison_table(comparison));
     body.push_str(CHARTS);
     body.push_str("<h2>The schemes</h2>\n");
     firsts.iter().enumerate().for_each(|(number, outcome)| body.push_str(&card(outcome, number)));
@@ -50,8 +50,13 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     body.push_str(&settings_section(&settings.to_toml()));
     let runs =
         comparison.outcomes.iter().enumerate().map(|(at, outcome)| RunPayload::new(outcome, at / seeds)).collect();
+    let mut schemes = vec![String::new(); comparison.rows.len()];
+    for row in &comparison.rows {
+        schemes[row.order].clone_from(&row.label);
+    }
     let payload = Payload {
         runs,
+        schemes,
         unigram: comparison.corpus.unigram_entropy,
         floor: comparison.corpus.floor,
         blocks: settings.model.blocks,
@@ -80,6 +85,7 @@ pub fn write_run(outcome: &RunOutcome, folder: &Path) -> io::Result<()> {
     body.push_str(&settings_section(&config.to_toml()));
     let payload = Payload {
         runs: vec![RunPayload::new(outcome, 0)],
+        schemes: vec![outcome.spec.label.clone()],
         unigram: meta.corpus.unigram_entropy,
         floor: meta.corpus.floor,
         blocks: config.model.blocks,
@@ -138,7 +144,7 @@ fn page(title: &str, subtitle: &str, body: &str, payload: &Payload) -> String {
     page
 }
 
-fn comparison_table(comparison: &Comparison, firsts: &[&RunOutcome]) -> String {
+fn comparison_table(comparison: &Comparison) -> String {
     let columns = columns(comparison);
     let mut html = String::from("<div class=\"scroll\"><table class=\"results\"><thead><tr>");
     for (name, _) in &columns {
@@ -146,14 +152,7 @@ fn comparison_table(comparison: &Comparison, firsts: &[&RunOutcome]) -> String {
     }
     html.push_str("</tr></thead><tbody>\n");
     for row in &comparison.rows {
-        // A row's label is its scheme's; with several seeds the runs carry a suffix.
-        let colour = firsts
-            .iter()
-            .position(|outcome| {
-                outcome.spec.label == row.label
-                    || outcome.spec.label == format!("{}-seed{}", row.label, outcome.meta.seed)
-            })
-            .unwrap_or(0);
+        let colour = row.order;
         let class = match row.verdict {
             Verdict::Trains => "good",
             Verdict::StaysAtUnigram | Verdict::AboveUnigram => "stuck",
@@ -290,8 +289,4 @@ fn sentence(words: &str) -> String {
     let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
     let sentence = first + chars.as_str();
     if sentence.ends_with('.') { sentence } else { sentence + "." }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -7,6 +7,8 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(crate) struct Payload {
     pub runs: Vec<RunPayload>,
+    /// Names of the schemes, by number.
+    pub schemes: Vec<String>,
     pub unigram: f64,
     pub floor: Option<f64>,
     pub blocks: usize,

@@ -301,6 +301,7 @@ impl Drawer {
     }
 }
 
-fn escape(text: &str) -> String {
+/// Text as it may stand in XML and HTML, in attributes too.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -43,7 +43,7 @@ pub struct SchemeError {
 impl SchemeError {
     /// Locates `span` in `source`.
     pub(crate) fn new(source: &str, span: Span, message: impl Into<String>, hint: Option<String>) -> Self {
-        let start = floor_boundary(source, span.start);
+        let start = source.floor_char_boundary(span.start);
         let before = &source[..start];
         let line = before.matches('\n').count() + 1;
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -51,14 +51,6 @@ impl SchemeError {
         let column = source[line_start..start].chars().count() + 1;
         Self { message: message.into(), span, hint, line, column, text }
     }
-}
-
-fn floor_boundary(source: &str, mut at: usize) -> usize {
-    at = at.min(source.len());
-    while !source.is_char_boundary(at) {
-        at -= 1;
-    }
-    at
 }
 
 impl fmt::Display for SchemeError {
@@ -109,25 +101,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// Optimal string alignment distance: insertions, deletions, changes, and swaps of neighbours.
 fn edit_distance(a: &str, b: &str) -> usize {
-    // Names beyond this length are never a slip of the pen, and the table stays small.
-    let a: Vec<char> = a.chars().take(64).collect();
-    let b: Vec<char> = b.chars().take(64).collect();
-    let mut rows = vec![vec![0usize; b.len() + 1]; a.len() + 1];
-    for (i, row) in rows.iter_mut().enumerate() {
-        row[0] = i;
-    }
-    for j in 0..=b.len() {
-        rows[0][j] = j;
-    }
-    for i in 1..=a.len() {
-        for j in 1..=b.len() {
-            let change = usize::from(a[i - 1] != b[j - 1]);
-            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + change);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            rows[i][j] = best;
-        }
-    }
-    rows[a.len()][b.len()]
+    // Names beyond this length are never a slip of the pen, and the work stays small.
+    let head = |text: &str| text.chars().take(64).collect::<String>();
+    strsim::osa_distance(&head(a), &head(b))
 }

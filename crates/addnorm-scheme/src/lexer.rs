@@ -39,7 +39,8 @@ impl Kind {
 }
 
 // Longer symbols first, so that '<=' is not read as '<'.
-const SYMBOLS: [&str; 17] = ["<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "^", "(", ")", "[", "]", ","];
+const SYMBOLS: [&str; 19] =
+    ["<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "^", "(", ")", "[", "]", ",", ":", ";"];
 
 pub(crate) fn lex(source: &str) -> Result<Vec<Token>, SchemeError> {
     let fail = |span, message: String, hint: Option<String>| Err(SchemeError::new(source, span, message, hint));
@@ -99,10 +100,6 @@ fn lex_line(source: &str, start: usize, content: &str, tokens: &mut Vec<Token>) 
         } else if first.is_whitespace() {
             rest = &rest[first.len_utf8()..];
             continue;
-        } else if first == ':' {
-            (Kind::Symbol(":"), 1)
-        } else if first == ';' {
-            (Kind::Symbol(";"), 1)
         } else if first.is_alphabetic() || first == '_' {
             let length = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
             (Kind::Name(rest[..length].to_string()), length)

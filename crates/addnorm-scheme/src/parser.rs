@@ -13,8 +13,9 @@ const MAX_ATOMS: usize = 256;
 /// Equations accepted under one heading.
 const MAX_EQUATIONS: usize = 128;
 
-pub(crate) const DIRECTIVES: [&str; 14] = [
-    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "embed", "init", "each", "block",
+const DIRECTIVES: [&str; 15] = [
+    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "embed", "init", "each",
+    "block", "head",
 ];
 
 /// Words that open a directive or are part of the language, and so cannot be names of the author's own.
@@ -277,8 +278,7 @@ impl Parser<'_> {
                 file.head = Some(self.expression()?);
             }
             other => {
-                let known = DIRECTIVES.iter().copied().chain(["head"]);
-                let hint = match nearest(other, known) {
+                let hint = match nearest(other, DIRECTIVES) {
                     Some(name) => format!("did you mean '{name}'?"),
                     None => "equations stand indented under 'each f:' or 'block:'".into(),
                 };

@@ -65,6 +65,11 @@ pub struct Coefficient {
 }
 
 impl Coefficient {
+    /// The factor one.
+    pub fn one() -> Self {
+        Coefficient { symbol: Scalar::one(), folded: Scalar::one() }
+    }
+
     /// Its number, unless it has learnables or changes with the training step.
     pub fn fixed(&self) -> Option<f64> {
         self.folded.number()

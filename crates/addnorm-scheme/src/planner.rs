@@ -258,17 +258,13 @@ impl<'a> Planner<'a> {
                 return self.mix(inner, true, scale);
             }
         }
-        let one = Coefficient { symbol: Scalar::one(), folded: Scalar::one() };
-        self.mix(sum, false, one)
+        self.mix(sum, false, Coefficient::one())
     }
 
     fn operand(&mut self, operand: &Operand) -> Result<Slot, String> {
         match operand {
             Operand::Name(name) => self.names.get(name).copied().ok_or_else(|| format!("'{name}' has no value yet")),
-            Operand::Norm(inner) => {
-                let one = Coefficient { symbol: Scalar::one(), folded: Scalar::one() };
-                self.mix(inner, true, one)
-            }
+            Operand::Norm(inner) => self.mix(inner, true, Coefficient::one()),
             Operand::Sublayer(sublayer, inner) => self.apply(*sublayer, inner),
             Operand::EachSublayer(inner) => {
                 let sublayer = self.sublayer.ok_or("a sublayer stands outside 'each'")?;

@@ -52,6 +52,8 @@ pub struct Difference {
 pub struct ComparisonRow {
     /// What the table calls it.
     pub label: String,
+    /// Its place among the schemes that were compared, in the order given, from 0.
+    pub order: usize,
     /// The scheme's title.
     pub title: String,
     /// Runs that were made, one a seed.
@@ -195,7 +197,8 @@ pub fn compare(
     let mut rows: Vec<ComparisonRow> = specs
         .iter()
         .zip(outcomes.chunks(seeds.len().max(1)))
-        .map(|(spec, outcomes)| row(spec, outcomes, &corpus.summary))
+        .enumerate()
+        .map(|(order, (spec, outcomes))| row(spec, order, outcomes, &corpus.summary))
         .collect();
     let differences = differences(specs, &outcomes, seeds.len());
     // A NaN mean, should one arise, ranks with the diverged.
@@ -219,7 +222,7 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
     values.clone().sum::<f64>() / values.count() as f64
 }
 
-fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> ComparisonRow {
+fn row(spec: &RunSpec, order: usize, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> ComparisonRow {
     let losses: Vec<f64> = outcomes.iter().map(|outcome| outcome.meta.validation_loss.0).collect();
     let has_diverged = |outcome: &&RunOutcome| matches!(outcome.meta.ending, Ending::Diverged { .. });
     let diverged = outcomes.iter().filter(has_diverged).count();
@@ -251,6 +254,7 @@ fn row(spec: &RunSpec, outcomes: &[RunOutcome], corpus: &CorpusSummary) -> Compa
     }
     ComparisonRow {
         label: spec.label.clone(),
+        order,
         title: spec.scheme.title.clone(),
         seeds: outcomes.iter().map(|outcome| outcome.meta.seed).collect(),
         mean_loss: mean_loss.into(),

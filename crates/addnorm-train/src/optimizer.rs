@@ -1,15 +1,11 @@
 //! AdamW over all parameters, with one global gradient norm.
 
-use addnorm_nn::{AdamwStep, DType, Device, ParameterInfo, Weight, Weights, adamw, sum_of_squares};
+use addnorm_nn::{AdamwStep, DType, Device, ParameterInfo, Weight, Weights, adamw};
 
 /// Norm of all gradients together, before any clipping. A parameter that has several uses, such as a tied
 /// head, is in the list once.
 pub fn global_norm(gradients: &[Weight]) -> f64 {
-    let square = |gradient: &Weight| match gradient {
-        Weight::Vector(tensor) => sum_of_squares(tensor),
-        Weight::Matrix(tensor) => sum_of_squares(tensor),
-    };
-    gradients.iter().map(square).sum::<f64>().sqrt()
+    gradients.iter().map(Weight::sum_of_squares).sum::<f64>().sqrt()
 }
 
 /// The moments, and the constants that do not change.

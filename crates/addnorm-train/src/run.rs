@@ -85,7 +85,14 @@ impl RunOutcome {
     }
 }
 
-/// Mean loss in nats over the first validation windows, with how many tokens it is the mean of. No dropout,
+/// Windows of inputs and targets as one batch.
+fn batch_of(windows: &[(&[u32], &[u32])], context: usize) -> (Tokens, Arc<[u32]>) {
+    let numbers = windows.iter().flat_map(|(inputs, _)| inputs.iter().copied()).collect();
+    let targets = windows.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
+    (Tokens { numbers, shape: [windows.len(), context] }, targets)
+}
+
+/// Mean loss in nats over the validation windows that are used, with how many tokens it is the mean of. No dropout,
 /// no gradient, no random number.
 pub fn evaluate(
     model: &Model,
@@ -99,9 +106,7 @@ pub fn evaluate(
     let windows = validation_windows(&corpus.validation, context, limit.div_ceil(context).max(1));
     let (mut total, mut count) = (0.0, 0u64);
     for group in windows.chunks(batch.max(1)) {
-        let inputs: Arc<[u32]> = group.iter().flat_map(|(inputs, _)| inputs.iter().copied()).collect();
-        let targets: Arc<[u32]> = group.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
-        let tokens = Tokens { numbers: inputs, shape: [group.len(), context] };
+        let (tokens, targets) = batch_of(group, context);
         let options = ForwardOptions { dropout_seed: None, step };
         let losses = model.losses(weights, &tokens, targets, options, &mut NoObserver);
         total += statistics::to_f64(&losses).iter().sum::<f64>();
@@ -164,11 +169,8 @@ struct Trainer<'a> {
     tokens: u64,
 }
 
-/// A step that was not applied.
-struct NotFinite {
-    step: u64,
-    trouble: Option<addnorm_probe::Trouble>,
-}
+/// Why a step was not applied: where it stopped being finite, when that could be found again.
+struct NotFinite(Option<addnorm_probe::Trouble>);
 
 impl<'a> Trainer<'a> {
     fn new(spec: &'a RunSpec, corpus: &'a Corpus, folder: Option<&Path>) -> Result<Self, RunError> {
@@ -192,9 +194,7 @@ impl<'a> Trainer<'a> {
         let windows = Windows::new(&corpus.training, context, order, Cursor::default());
         // The layers are always looked at on the same validation batch, so that looks can be compared.
         let group = validation_windows(&corpus.validation, context, train.batch);
-        let inputs = group.iter().flat_map(|(inputs, _)| inputs.iter().copied()).collect();
-        let targets = group.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
-        let diagnostic = (Tokens { numbers: inputs, shape: [group.len(), context] }, targets);
+        let diagnostic = batch_of(&group, context);
         let folder = match folder {
             Some(path) => Some(RunFolder::create(path, config, &spec.scheme)?),
             None => None,
@@ -239,7 +239,7 @@ impl<'a> Trainer<'a> {
             self.record_last()?;
             let loss = match result {
                 Ok(loss) => loss,
-                Err(NotFinite { step, trouble }) => {
+                Err(NotFinite(trouble)) => {
                     ending = Ending::Diverged { step, trouble };
                     break;
                 }
@@ -317,7 +317,7 @@ impl<'a> Trainer<'a> {
             if loss.is_finite() {
                 trouble = first_non_finite_gradient(&self.model, &gradients);
             }
-            return Ok(Err(NotFinite { step, trouble }));
+            return Ok(Err(NotFinite(trouble)));
         }
         self.tokens += count as u64;
         self.optimizer.step(&mut self.weights, gradients, learning_rate, clip_factor);

@@ -299,6 +299,13 @@ fn t19_a_mistake_in_a_configuration_names_its_key_and_the_nearest() {
 }
 
 #[test]
+fn the_recorded_version_of_burn_is_the_pinned_one() {
+    let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
+    let outcome = train("pre", |config| config.train.steps = 1);
+    assert!(manifest.contains(&format!("burn = {{ version = \"={}\"", outcome.meta.burn)));
+}
+
+#[test]
 fn every_key_of_a_configuration_is_known_to_the_list() {
     let table: toml::Table = RunConfig::default().to_toml().parse().unwrap();
     for (section, keys) in CONFIG_SECTIONS.iter().filter(|(section, _)| !section.is_empty()) {

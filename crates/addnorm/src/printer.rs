@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use addnorm_scheme::Scheme;
 use addnorm_train::Progress;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -22,6 +23,21 @@ pub fn result(text: &str) {
 /// Writes a message to stderr.
 pub fn message(text: &str) {
     eprintln!("{text}");
+}
+
+/// What is suspicious in the one scheme that a command is about, with its lines.
+pub fn lints(scheme: &Scheme) {
+    for lint in &scheme.lints {
+        let place = lint.line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        message(&format!("warning: {place}{} [{}]", lint.message, lint.code));
+    }
+}
+
+/// The same of a scheme that is one of several or not in the user's view, with its name.
+pub fn warnings_of(scheme: &Scheme) {
+    for lint in &scheme.lints {
+        message(&format!("warning: {}: {} [{}]", scheme.name, lint.message, lint.code));
+    }
 }
 
 /// Bars in a terminal, plain lines elsewhere.

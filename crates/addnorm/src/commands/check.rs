@@ -45,10 +45,7 @@ pub fn check(arguments: &CheckArguments) -> Result<ExitCode, Failure> {
         });
         printer::result(&report.to_string());
     } else {
-        for lint in &scheme.lints {
-            let place = lint.line.map(|line| format!("line {line}: ")).unwrap_or_default();
-            printer::message(&format!("warning: {place}{} [{}]", lint.message, lint.code));
-        }
+        printer::lints(&scheme);
         for problem in problems.iter().filter(|_| works) {
             printer::message(&format!("warning: {problem}"));
         }

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod compare;
 pub mod generate;
+pub mod prepare;
 pub mod schemes;
 pub mod show;
 pub mod train;

@@ -141,10 +141,7 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
         config.epsilon,
     );
     printer::result(&text);
-    for lint in &scheme.lints {
-        let place = lint.line.map(|line| format!("line {line}: ")).unwrap_or_default();
-        printer::message(&format!("warning: {place}{} [{}]", lint.message, lint.code));
-    }
+    printer::lints(&scheme);
     Ok(ExitCode::SUCCESS)
 }
 

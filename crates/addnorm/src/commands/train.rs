@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use addnorm_probe::{Ending, Verdict};
+use addnorm_probe::Ending;
 use addnorm_scheme::lookup;
 use addnorm_train::{Progress, RunConfig, RunSpec, check_gradients};
 
 use crate::args::TrainArguments;
-use crate::commands::compare::{absolute, fits, prepare};
+use crate::commands::prepare::{absolute, fits, prepare};
 use crate::commands::{output_folder, read_config};
 use crate::failure::Failure;
 use crate::printer::{self, Bars};
@@ -27,9 +27,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
             .hint("add '--scheme NAME', or 'scheme = \"NAME\"' to the file; 'addnorm schemes' lists them"));
     }
     let scheme = lookup(&config.scheme)?;
-    for lint in &scheme.lints {
-        printer::message(&format!("warning: {}: {} [{}]", scheme.name, lint.message, lint.code));
-    }
+    printer::warnings_of(&scheme);
     let corpus = prepare(&mut config)?;
     config.scheme = absolute(&config.scheme);
     let spec = RunSpec { label: scheme.name.clone(), scheme, config };
@@ -40,7 +38,6 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
     bars.started(0, &spec.label, spec.config.train.steps);
     let outcome = addnorm_train::run(&spec, &corpus, Some(&folder), &|step, loss| bars.stepped(0, step, loss))?;
     bars.finished(0, &outcome.meta.judgement.words);
-    let diverged = matches!(outcome.meta.ending, Ending::Diverged { .. });
     addnorm_report::write_run(&outcome, &folder)
         .map_err(|error| Failure::run(format!("the report cannot be written: {error}")))?;
     if arguments.run.json {
@@ -50,6 +47,6 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
     }
     printer::message(&format!("\n{}", folder.join("report.html").display()));
     // A run that broke off is a failed run; one that stays at unigram has been made, and is a finding.
-    let failed = diverged || outcome.meta.judgement.verdict == Verdict::Diverged;
-    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    let diverged = matches!(outcome.meta.ending, Ending::Diverged { .. });
+    Ok(if diverged { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
