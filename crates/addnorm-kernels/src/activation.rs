@@ -4,8 +4,12 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, activation as composed};
 use rayon::prelude::*;
 
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
+use crate::parallel::grain;
+use crate::simd::vectorised;
+use crate::slot::Slot;
 
 /// Elements that one task handles.
 const CHUNK: usize = 8192;
@@ -77,7 +81,7 @@ impl Activation {
         }
     }
 
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+    pub(crate) fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Activation::Gelu => composed::gelu(x),
             Activation::GeluTanh => composed::gelu_approximate(x),
@@ -148,85 +152,125 @@ macro_rules! for_activation {
     };
 }
 
+vectorised! {
+    fn values<E: Element>(function: Activation, y: &mut [E], x: &[E]) {
+        let x = &x[..y.len()];
+        for_activation!(function, F => for i in 0..y.len() {
+            y[i] = F.value(x[i]);
+        });
+    }
+
+    fn gated_values<E: Element>(function: Activation, y: &mut [E], x: &[E], gate: &[E]) {
+        let (x, gate) = (&x[..y.len()], &gate[..y.len()]);
+        for_activation!(function, F => for i in 0..y.len() {
+            y[i] = x[i] * F.value(gate[i]);
+        });
+    }
+
+    /// `y = f(x)` and `d = d f'(x)`.
+    fn values_and_gradients<E: Element>(function: Activation, y: &mut [E], d: &mut [E], x: &[E]) {
+        let (x, d) = (&x[..y.len()], &mut d[..y.len()]);
+        for_activation!(function, F => for i in 0..y.len() {
+            y[i] = F.value(x[i]);
+            d[i] *= F.slope(x[i]);
+        });
+    }
+
+    /// `y = x f(gate)`, `dgate = d x f'(gate)` and `d = d f(gate)`.
+    fn gated_values_and_gradients<E: Element>(
+        function: Activation,
+        y: &mut [E],
+        d: &mut [E],
+        dgate: &mut [E],
+        x: &[E],
+        gate: &[E],
+    ) {
+        let count = y.len();
+        let (x, gate, d, dgate) = (&x[..count], &gate[..count], &mut d[..count], &mut dgate[..count]);
+        for_activation!(function, F => for i in 0..count {
+            let value = F.value(gate[i]);
+            y[i] = x[i] * value;
+            dgate[i] = d[i] * x[i] * F.slope(gate[i]);
+            d[i] *= value;
+        });
+    }
+}
+
+/// `f(x)`, or `x f(gate)`.
+pub(crate) fn activate<E: Element>(function: Activation, x: &[E], gate: Option<&[E]>) -> Buffer<E> {
+    let mut y = Buffer::<E>::take(x.len());
+    let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
+    match gate {
+        None => chunks.with_min_len(grain()).for_each(|(y, x)| values(function, y, x)),
+        Some(gate) => chunks
+            .zip(gate.par_chunks(CHUNK))
+            .with_min_len(grain())
+            .for_each(|((y, x), gate)| gated_values(function, y, x, gate)),
+    }
+    y
+}
+
+/// Turns `d`, the gradient by what [`activate`] gives, into the gradient by `x`. The results are what
+/// `activate` gives, for it need not have been kept, and the gradient by the gate.
+pub(crate) fn activate_backward<E: Element>(
+    function: Activation,
+    d: &mut [E],
+    x: &[E],
+    gate: Option<&[E]>,
+) -> (Buffer<E>, Option<Buffer<E>>) {
+    let mut y = Buffer::<E>::take(x.len());
+    let chunks = y.par_chunks_mut(CHUNK).zip(d.par_chunks_mut(CHUNK)).zip(x.par_chunks(CHUNK));
+    match gate {
+        None => {
+            chunks.with_min_len(grain()).for_each(|((y, d), x)| values_and_gradients(function, y, d, x));
+            (y, None)
+        }
+        Some(gate) => {
+            let mut dgate = Buffer::<E>::take(x.len());
+            chunks
+                .zip(dgate.par_chunks_mut(CHUNK).zip(gate.par_chunks(CHUNK)))
+                .with_min_len(grain())
+                .for_each(|(((y, d), x), (dgate, gate))| gated_values_and_gradients(function, y, d, dgate, x, gate));
+            (y, Some(dgate))
+        }
+    }
+}
+
 impl Kernel for Single {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
         for_element!(&inputs[0], E => {
-            let x = flex::slice::<E>(&inputs[0]);
-            let mut y = vec![E::default(); x.len()];
-            for_activation!(self.0, F => y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
-                for (y, &x) in y.iter_mut().zip(x) {
-                    *y = F.value(x);
-                }
-            }));
-            (flex::tensor(y, &flex::dims(&inputs[0])), Vec::new())
+            let y = activate(self.0, flex::slice::<E>(&inputs[0]), None);
+            (y.into_tensor(&flex::dims(&inputs[0])), Vec::new())
         })
     }
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        _: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         for_element!(&inputs[0], E => {
-            let x = flex::slice::<E>(&inputs[0]);
-            let dy = flex::slice::<E>(&upstream);
-            let mut dx = vec![E::default(); x.len()];
-            for_activation!(self.0, F => {
-                dx.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(dy.par_chunks(CHUNK)).for_each(|((dx, x), dy)| {
-                    for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-                        *dx = dy * F.slope(x);
-                    }
-                });
-            });
-            vec![Some(flex::tensor(dx, &flex::dims(&inputs[0])))]
+            let mut d = Buffer::copy_of(flex::slice::<E>(&upstream));
+            activate_backward(self.0, &mut d, flex::slice::<E>(&inputs[0]), None);
+            slots[0].put(1.0, &d.into_tensor(&flex::dims(&inputs[0])));
         })
     }
 }
 
 impl Kernel for Gated {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
         for_element!(&inputs[0], E => {
-            let [x, gate] = [0, 1].map(|i| flex::slice::<E>(&inputs[i]));
-            let mut y = vec![E::default(); x.len()];
-            for_activation!(self.0, F => {
-                y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(gate.par_chunks(CHUNK)).for_each(|((y, x), gate)| {
-                    for ((y, &x), &gate) in y.iter_mut().zip(x).zip(gate) {
-                        *y = x * F.value(gate);
-                    }
-                });
-            });
-            (flex::tensor(y, &flex::dims(&inputs[0])), Vec::new())
+            let y = activate(self.0, flex::slice::<E>(&inputs[0]), Some(flex::slice::<E>(&inputs[1])));
+            (y.into_tensor(&flex::dims(&inputs[0])), Vec::new())
         })
     }
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         for_element!(&inputs[0], E => {
             let [x, gate] = [0, 1].map(|i| flex::slice::<E>(&inputs[i]));
-            let dy = flex::slice::<E>(&upstream);
-            let mut dx = vec![E::default(); x.len()];
-            let mut dgate = vec![E::default(); x.len()];
-            for_activation!(self.0, F => {
-                dx.par_chunks_mut(CHUNK)
-                    .zip(dgate.par_chunks_mut(CHUNK))
-                    .zip(x.par_chunks(CHUNK).zip(gate.par_chunks(CHUNK)))
-                    .zip(dy.par_chunks(CHUNK))
-                    .for_each(|(((dx, dgate), (x, gate)), dy)| {
-                        for i in 0..dx.len() {
-                            dx[i] = dy[i] * F.value(gate[i]);
-                            dgate[i] = dy[i] * x[i] * F.slope(gate[i]);
-                        }
-                    });
-            });
+            let mut d = Buffer::copy_of(flex::slice::<E>(&upstream));
+            let (_, dgate) = activate_backward(self.0, &mut d, x, Some(gate));
             let shape = flex::dims(&inputs[0]);
-            vec![needed[0].then(|| flex::tensor(dx, &shape)), needed[1].then(|| flex::tensor(dgate, &shape))]
+            slots[0].put(1.0, &d.into_tensor(&shape));
+            if let Some(dgate) = dgate {
+                slots[1].put(1.0, &dgate.into_tensor(&shape));
+            }
         })
     }
 }

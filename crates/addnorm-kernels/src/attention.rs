@@ -1,51 +1,125 @@
 //! Scaled dot-product attention with grouped key/value heads.
 
+use std::sync::Arc;
+
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, Tensor, TensorData};
 use rayon::prelude::*;
 
+use crate::attention_part::Part;
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
+use crate::norm::Norm;
+use crate::parallel::grain;
+use crate::simd::vectorised;
+use crate::slot::Slot;
+use crate::{norm, rotary};
 
 /// Query rows that are scored at once: the table of scores never grows with the batch.
 const QUERIES: usize = 64;
 
-#[derive(Debug, Clone, Copy)]
-struct Attention {
-    heads: usize,
-    kv_heads: usize,
-    causal: bool,
+/// What attention is to do besides the products.
+#[derive(Debug, Clone)]
+pub struct AttentionSettings {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; they divide the heads.
+    pub kv_heads: usize,
+    /// Whether a token sees only itself and those before it.
+    pub causal: bool,
+    /// The base of rotary positions on queries and keys, if they are turned.
+    pub rotary: Option<f64>,
+    /// Which keys may be seen, `batch * time` of them; all if none. A query that may see no key gives 0 and
+    /// has no gradient.
+    pub visible: Option<Arc<[bool]>>,
+}
+
+/// A norm on every head by itself, before any rotation.
+#[derive(Debug, Clone)]
+pub struct HeadNorm {
+    /// What it computes.
+    pub norm: Norm,
+    /// `[head_width]`.
+    pub gain: Tensor<1>,
+    /// `[head_width]`.
+    pub bias: Option<Tensor<1>>,
 }
 
 /// `softmax(q k^T / sqrt(head width)) v`, head by head; query head `i` reads key/value head
-/// `i * kv_heads / heads` (arXiv:1706.03762, arXiv:2305.13245).
+/// `i * kv_heads / heads` (arXiv:1706.03762, arXiv:2305.13245). Queries, keys and values may be normalised
+/// first, in this order in `norms`, and queries and keys turned (arXiv:2010.04245, arXiv:2104.09864); what
+/// that gives is computed again in the backward pass instead of being kept, and so are the weights.
 ///
 /// # Shapes
 /// - q: `[batch, time, heads * head_width]`; k, v: `[batch, time, kv_heads * head_width]`.
 /// - The result has the shape of q: the heads side by side, before any output projection.
 ///
 /// # Panics
-/// If the heads do not divide the width, or the key/value heads do not divide the heads.
-pub fn attention(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, heads: usize, kv_heads: usize, causal: bool) -> Tensor<3> {
+/// If the heads do not divide the width, the key/value heads do not divide the heads, a turned head has an
+/// odd width, or a norm or the mask has another size.
+pub fn attention(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    norms: [Option<HeadNorm>; 3],
+    settings: &AttentionSettings,
+) -> Tensor<3> {
     let [batch, time, width] = q.dims();
+    let AttentionSettings { heads, kv_heads, .. } = *settings;
     assert!(heads > 0 && width % heads == 0, "the heads divide the width");
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "the key/value heads divide the heads");
     let head = width / heads;
     assert_eq!(k.dims(), [batch, time, kv_heads * head], "keys match the queries");
     assert_eq!(v.dims(), [batch, time, kv_heads * head], "values match the queries");
-    if flex::is_flex(&q) {
-        let inputs = vec![flex::input(q), flex::input(k), flex::input(v)];
-        return flex::run(Attention { heads, kv_heads, causal }, inputs);
+    assert!(settings.rotary.is_none() || head.is_multiple_of(2), "rotary positions need an even head width");
+    assert!(norms.iter().flatten().all(|norm| norm.gain.dims() == [head]), "a norm has the width of a head");
+    assert!(settings.visible.as_ref().is_none_or(|keys| keys.len() == batch * time), "one mark a key");
+    if !flex::is_flex(&q) {
+        return composed(q, k, v, norms, settings);
     }
-    composed(q, k, v, heads, kv_heads, causal)
+    let part = |which: usize| Part {
+        norm: norms[which].as_ref().map(|norm| norm.norm),
+        vectors: norms[which].as_ref().map_or(0, |norm| 1 + usize::from(norm.bias.is_some())),
+        heads: if which == 0 { heads } else { kv_heads },
+        rotary: if which < 2 { settings.rotary } else { None },
+    };
+    let parts = [0, 1, 2].map(part);
+    let mut inputs = vec![flex::input(q), flex::input(k), flex::input(v)];
+    for norm in norms.into_iter().flatten() {
+        inputs.push(flex::input(norm.gain));
+        inputs.extend(norm.bias.map(flex::input));
+    }
+    flex::run(Attention { heads, kv_heads, causal: settings.causal, parts, visible: settings.visible.clone() }, inputs)
 }
 
 /// The same out of Burn's operators, for other devices.
-pub fn composed(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, heads: usize, kv_heads: usize, causal: bool) -> Tensor<3> {
+pub fn composed(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    norms: [Option<HeadNorm>; 3],
+    settings: &AttentionSettings,
+) -> Tensor<3> {
     let [batch, time, width] = q.dims();
+    let AttentionSettings { heads, kv_heads, causal, .. } = *settings;
     let head = width / heads;
     let group = heads / kv_heads;
+    let counts = [heads, kv_heads, kv_heads];
+    let mut parts = [q, k, v];
+    for ((part, of_head), count) in parts.iter_mut().zip(norms).zip(counts) {
+        if let Some(HeadNorm { norm: settings, gain, bias }) = of_head {
+            let heads = part.clone().reshape([batch, time * count, head]);
+            *part = norm::norm(heads, Some(gain), bias, settings).reshape([batch, time, count * head]);
+        }
+    }
+    if let Some(base) = settings.rotary {
+        for which in 0..2 {
+            parts[which] = rotary::rotary(parts[which].clone(), counts[which], base);
+        }
+    }
+    let [q, k, v] = parts;
     let split = |x: Tensor<3>, count: usize| x.reshape([batch, time, count, head]).swap_dims(1, 2);
     let repeat = |x: Tensor<4>| {
         x.reshape([batch, kv_heads, 1, time, head])
@@ -54,16 +128,51 @@ pub fn composed(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, heads: usize, kv_heads
     };
     let q = split(q, heads) * (1.0 / (head as f64).sqrt());
     let (k, v) = (repeat(split(k, kv_heads)), repeat(split(v, kv_heads)));
+    let device = q.device();
     let mut scores: Tensor<4> = q.matmul(k.swap_dims(2, 3));
+    let whole = [batch, heads, time, time];
+    let mut hidden: Option<Tensor<4, Bool>> = None;
     if causal {
-        let device = scores.device();
         let mask = Tensor::<2, Bool>::tril_mask([time, time], 0, &device).reshape([1, 1, time, time]);
-        scores = scores.mask_fill(mask.expand([batch, heads, time, time]), f32::NEG_INFINITY);
+        hidden = Some(mask.expand(whole));
+    }
+    if let Some(visible) = &settings.visible {
+        let marks: Vec<bool> = visible.iter().map(|seen| !seen).collect();
+        let mask = Tensor::<4, Bool>::from_data(TensorData::new(marks, [batch, 1, 1, time]), &device).expand(whole);
+        hidden = Some(match hidden {
+            Some(other) => other.bool_or(mask),
+            None => mask,
+        });
+    }
+    if let Some(hidden) = &hidden {
+        scores = scores.mask_fill(hidden.clone(), f32::NEG_INFINITY);
     }
     let largest = scores.clone().detach().max_dim(3);
-    let powers = (scores - largest).exp();
-    let weights = powers.clone() / powers.sum_dim(3);
+    let weights = match (hidden, &settings.visible) {
+        (Some(hidden), Some(_)) => {
+            // Where every score is hidden the largest is taken as 0 and the sum of no powers as 1; hidden
+            // scores are 0 before the exponential too, lest infinity less infinity reach the gradient.
+            let empty = largest.clone().equal_elem(f32::NEG_INFINITY);
+            let shifted = scores.mask_fill(hidden.clone(), 0.0) - largest.mask_fill(empty.clone(), 0.0);
+            let powers = shifted.exp().mask_fill(hidden, 0.0);
+            powers.clone() / powers.sum_dim(3).mask_fill(empty, 1.0)
+        }
+        _ => {
+            let powers = (scores - largest).exp();
+            powers.clone() / powers.sum_dim(3)
+        }
+    };
     weights.matmul(v).swap_dims(1, 2).reshape([batch, time, width])
+}
+
+#[derive(Debug, Clone)]
+struct Attention {
+    heads: usize,
+    kv_heads: usize,
+    causal: bool,
+    /// Queries, keys, values.
+    parts: [Part; 3],
+    visible: Option<Arc<[bool]>>,
 }
 
 /// One head of one sequence: where its parts lie.
@@ -91,142 +200,267 @@ impl Attention {
         if self.causal { start + count } else { time }
     }
 
-    /// Softmax weights of `count` queries from `start`, into `weights[count, keys]`.
-    fn weights<E: Element>(&self, q: &[E], k: &[E], head: &Head, start: usize, count: usize, weights: &mut [E]) {
+    /// The marks of one sequence's keys.
+    fn marks(&self, sequence: usize, time: usize) -> Option<&[bool]> {
+        self.visible.as_ref().map(|visible| &visible[sequence * time..][..time])
+    }
+
+    /// The scaled scores of `count` queries from `start`, into `scores[count, keys]`. `q` begins at query `first`.
+    fn scores<E: Element>(
+        &self,
+        (q, first): (&[E], usize),
+        k: &[E],
+        head: &Head,
+        (start, count): (usize, usize),
+        scores: &mut [E],
+    ) {
         let keys = self.keys(start, count, head.time);
         let scale = E::of(1.0 / (head.width as f64).sqrt());
-        let rows = head.q.from(head.q.offset + start * head.q.row);
+        let rows = head.q.from(head.q.offset + (start - first) * head.q.row);
         let columns = At { offset: head.kv.offset, row: 1, column: head.kv.row };
-        product(
-            (count, head.width, keys),
-            (q, rows),
-            (k, columns),
-            (weights, At::rows(keys)),
-            false,
-            scale,
-            Threads::One,
-        );
-        for (i, row) in weights.chunks_exact_mut(keys).take(count).enumerate() {
-            let seen = if self.causal { start + i + 1 } else { keys };
-            softmax(&mut row[..seen]);
-            row[seen..].fill(E::default());
+        let sizes = (count, head.width, keys);
+        product(sizes, (q, rows), (k, columns), (scores, At::rows(keys)), false, scale, Threads::One);
+    }
+
+    /// Where a norm's vectors lie among the inputs.
+    fn vectors(&self, part: usize) -> std::ops::Range<usize> {
+        let start = 3 + self.parts[..part].iter().map(|part| part.vectors).sum::<usize>();
+        start..start + self.parts[part].vectors
+    }
+}
+
+vectorised! {
+    /// Turns rows of scores into weights, and leaves each row's largest score and reciprocal sum of powers.
+    /// Row `i` sees the first `seen + i` keys (all where not `causal`).
+    fn softmax_rows<E: Element>(
+        scores: &mut [E],
+        keys: usize,
+        seen: usize,
+        causal: bool,
+        visible: Option<&[bool]>,
+        kept: &mut [E],
+        stride: usize,
+    ) {
+        for (i, row) in scores.chunks_exact_mut(keys).enumerate() {
+            let (row, hidden) = row.split_at_mut(if causal { seen + i } else { keys });
+            hidden.fill(E::default());
+            let (largest, reciprocal) = match visible {
+                None => {
+                    let largest = largest(row);
+                    (largest, E::of(1.0 / powers(row, largest)))
+                }
+                Some(visible) => {
+                    let visible = &visible[..row.len()];
+                    hide(row, visible, E::of(f64::NEG_INFINITY));
+                    let largest = largest(row);
+                    powers(row, largest);
+                    hide(row, visible, E::default());
+                    let total = total(row);
+                    let any = visible.iter().any(|&seen| seen);
+                    if any { (largest, E::of(1.0 / total)) } else { (E::default(), E::default()) }
+                }
+            };
+            for power in row.iter_mut() {
+                *power *= reciprocal;
+            }
+            (kept[i * stride], kept[i * stride + 1]) = (largest, reciprocal);
+        }
+    }
+
+    /// The same weights once more, from what [`softmax_rows`] left.
+    fn weights_again<E: Element>(
+        scores: &mut [E],
+        keys: usize,
+        seen: usize,
+        causal: bool,
+        visible: Option<&[bool]>,
+        kept: &[E],
+        stride: usize,
+    ) {
+        for (i, row) in scores.chunks_exact_mut(keys).enumerate() {
+            let (row, hidden) = row.split_at_mut(if causal { seen + i } else { keys });
+            hidden.fill(E::default());
+            let (largest, reciprocal) = (kept[i * stride], kept[i * stride + 1]);
+            for score in row.iter_mut() {
+                *score = (*score - largest).exp() * reciprocal;
+            }
+            if let Some(visible) = visible {
+                hide(row, &visible[..row.len()], E::default());
+            }
+        }
+    }
+
+    /// The gradient by the scores in place of the gradient by the weights.
+    fn softmax_backward<E: Element>(dweights: &mut [E], weights: &[E], keys: usize, scale: E) {
+        for (dp, p) in dweights.chunks_exact_mut(keys).zip(weights.chunks_exact(keys)) {
+            let mut lanes = [E::default(); 16];
+            let whole = keys - keys % 16;
+            for start in (0..whole).step_by(16) {
+                for lane in 0..16 {
+                    lanes[lane] += p[start + lane] * dp[start + lane];
+                }
+            }
+            let mut along = 0f64;
+            for lane in lanes {
+                along += lane.wide();
+            }
+            for i in whole..keys {
+                along += (p[i] * dp[i]).wide();
+            }
+            let along = E::of(along);
+            for i in 0..keys {
+                dp[i] = p[i] * (dp[i] - along) * scale;
+            }
         }
     }
 }
 
 #[inline(always)]
-fn softmax<E: Element>(row: &mut [E]) {
-    let mut largest = row[0];
-    for &score in row.iter() {
-        // A NaN loses every comparison; it comes back in through its own exponential.
-        largest = if score > largest { score } else { largest };
-    }
-    for score in row.iter_mut() {
-        *score = (*score - largest).exp();
-    }
-    let mut lanes = [E::default(); 8];
-    let chunks = row.chunks_exact(8);
-    let mut total = 0f64;
-    for &power in chunks.remainder() {
-        total += power.wide();
-    }
-    for chunk in chunks {
-        for lane in 0..8 {
-            lanes[lane] += chunk[lane];
-        }
-    }
-    for lane in lanes {
-        total += lane.wide();
-    }
-    let inverse = E::of(1.0 / total);
-    for power in row.iter_mut() {
-        *power *= inverse;
+fn hide<E: Element>(row: &mut [E], visible: &[bool], value: E) {
+    for i in 0..row.len() {
+        row[i] = if visible[i] { row[i] } else { value };
     }
 }
 
+/// A NaN loses every comparison; it comes back in through its own exponential.
+#[inline(always)]
+fn largest<E: Element>(row: &[E]) -> E {
+    let mut lanes = [row[0]; 16];
+    let whole = row.len() - row.len() % 16;
+    for start in (0..whole).step_by(16) {
+        for lane in 0..16 {
+            let x = row[start + lane];
+            lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
+        }
+    }
+    let mut most = row[0];
+    for x in lanes.iter().chain(&row[whole..]) {
+        most = if *x > most { *x } else { most };
+    }
+    most
+}
+
+/// Replaces each score by its power, and sums them.
+#[inline(always)]
+fn powers<E: Element>(row: &mut [E], largest: E) -> f64 {
+    for score in row.iter_mut() {
+        *score = (*score - largest).exp();
+    }
+    total(row)
+}
+
+#[inline(always)]
+fn total<E: Element>(row: &[E]) -> f64 {
+    let mut lanes = [E::default(); 16];
+    let whole = row.len() - row.len() % 16;
+    for start in (0..whole).step_by(16) {
+        for lane in 0..16 {
+            lanes[lane] += row[start + lane];
+        }
+    }
+    let mut total = 0f64;
+    for lane in lanes {
+        total += lane.wide();
+    }
+    for x in &row[whole..] {
+        total += x.wide();
+    }
+    total
+}
+
 impl Kernel for Attention {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], tracked: bool) -> (FlexTensor, Vec<FlexTensor>) {
         for_element!(&inputs[0], E => {
-            let [q, k, v] = [0, 1, 2].map(|i| flex::slice::<E>(&inputs[i]));
+            let prepared = [0, 1, 2].map(|part| self.parts[part].prepare::<E>(&inputs[part], &inputs[self.vectors(part)]));
+            let [q, k, v] = [0, 1, 2].map(|part| prepared[part].values.as_deref().unwrap_or(flex::slice::<E>(&inputs[part])));
             let shape = flex::dims(&inputs[0]);
             let (time, width) = (shape[1], shape[2]);
-            let kv_width = flex::dims(&inputs[1])[2];
-            let mut y = vec![E::default(); q.len()];
-            let sizes = ((time * width).max(1), (time * kv_width).max(1));
-            y.par_chunks_mut(sizes.0)
-                .zip(q.par_chunks(sizes.0))
-                .zip(k.par_chunks(sizes.1).zip(v.par_chunks(sizes.1)))
-                .for_each(|((y, q), (k, v))| {
-                    let mut weights = vec![E::default(); QUERIES.min(time) * time];
-                    for head in 0..self.heads {
-                        let head = self.head(head, time, width);
-                        for start in (0..time).step_by(QUERIES) {
-                            let count = QUERIES.min(time - start);
-                            let keys = self.keys(start, count, time);
-                            self.weights(q, k, &head, start, count, &mut weights);
-                            let rows = head.q.from(head.q.offset + start * head.q.row);
-                            product((count, keys, head.width), (&weights, At::rows(keys)), (v, head.kv), (y, rows), false, E::of(1.0), Threads::One);
-                        }
-                    }
-                });
-            (flex::tensor(y, &shape), Vec::new())
+            let kv_size = (time * flex::dims(&inputs[1])[2]).max(1);
+            let mut y = Buffer::<E>::take(q.len());
+            // Of every query and head: its largest score and the reciprocal sum of its powers.
+            let stride = 2 * self.heads;
+            let mut kept = Buffer::<E>::take(shape[0] * time * stride);
+            // Blocks of queries of one sequence are rows of the result: any number of threads shares one sequence.
+            let sequences = y.chunks_mut((time * width).max(1)).zip(kept.chunks_mut((time * stride).max(1))).enumerate();
+            let blocks: Vec<_> = sequences
+                .flat_map(|(sequence, (y, kept))| {
+                    let blocks = y.chunks_mut((QUERIES * width).max(1)).zip(kept.chunks_mut(QUERIES * stride)).enumerate();
+                    blocks.map(move |(block, (y, kept))| (sequence, block * QUERIES, y, kept))
+                })
+                .collect();
+            blocks.into_par_iter().with_min_len(grain()).for_each(|(sequence, start, y, kept)| {
+                let count = QUERIES.min(time - start);
+                let q = &q[(sequence * time + start) * width..];
+                let (k, v) = (&k[sequence * kv_size..][..kv_size], &v[sequence * kv_size..][..kv_size]);
+                let keys = self.keys(start, count, time);
+                let mut weights = Buffer::<E>::take(count * keys);
+                for number in 0..self.heads {
+                    let head = self.head(number, time, width);
+                    self.scores((q, start), k, &head, (start, count), &mut weights);
+                    softmax_rows(&mut weights, keys, start + 1, self.causal, self.marks(sequence, time), &mut kept[2 * number..], stride);
+                    product((count, keys, head.width), (&weights, At::rows(keys)), (v, head.kv), (y, head.q), false, E::of(1.0), Threads::One);
+                }
+            });
+            let saved = if tracked { vec![kept.into_tensor(&[shape[0] * time, stride])] } else { Vec::new() };
+            (y.into_tensor(&shape), saved)
         })
     }
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, inputs: &[FlexTensor], saved: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         for_element!(&inputs[0], E => {
-            let [q, k, v] = [0, 1, 2].map(|i| flex::slice::<E>(&inputs[i]));
+            let prepared = [0, 1, 2].map(|part| self.parts[part].prepare::<E>(&inputs[part], &inputs[self.vectors(part)]));
+            let [q, k, v] = [0, 1, 2].map(|part| prepared[part].values.as_deref().unwrap_or(flex::slice::<E>(&inputs[part])));
             let dy = flex::slice::<E>(&upstream);
-            let (shape, kv_shape) = (flex::dims(&inputs[0]), flex::dims(&inputs[1]));
-            let (time, width, kv_width) = (shape[1], shape[2], kv_shape[2]);
-            let mut dq = vec![E::default(); q.len()];
-            let mut dk = vec![E::default(); k.len()];
-            let mut dv = vec![E::default(); v.len()];
+            let kept = flex::slice::<E>(&saved[0]);
+            let shape = flex::dims(&inputs[0]);
+            let (time, width, kv_width) = (shape[1], shape[2], flex::dims(&inputs[1])[2]);
+            let stride = 2 * self.heads;
+            let mut dq = Buffer::<E>::take(q.len());
+            let mut dk = Buffer::<E>::take(k.len());
+            let mut dv = Buffer::<E>::take(v.len());
             let (size, kv_size) = ((time * width).max(1), (time * kv_width).max(1));
             let one = E::of(1.0);
             dq.par_chunks_mut(size)
                 .zip(dk.par_chunks_mut(kv_size).zip(dv.par_chunks_mut(kv_size)))
                 .zip(q.par_chunks(size).zip(dy.par_chunks(size)))
                 .zip(k.par_chunks(kv_size).zip(v.par_chunks(kv_size)))
-                .for_each(|(((dq, (dk, dv)), (q, dy)), (k, v))| {
-                    let mut weights = vec![E::default(); QUERIES.min(time) * time];
-                    let mut dweights = vec![E::default(); QUERIES.min(time) * time];
-                    for head in 0..self.heads {
-                        let head = self.head(head, time, width);
+                .zip(kept.par_chunks((time * stride).max(1)))
+                .enumerate()
+                .with_min_len(grain())
+                .for_each(|(sequence, ((((dq, (dk, dv)), (q, dy)), (k, v)), kept))| {
+                    dk.fill(E::default());
+                    dv.fill(E::default());
+                    let mut all_weights = Buffer::<E>::take(QUERIES.min(time) * time);
+                    let mut all_dweights = Buffer::<E>::take(QUERIES.min(time) * time);
+                    for number in 0..self.heads {
+                        let head = self.head(number, time, width);
                         let scale = E::of(1.0 / (head.width as f64).sqrt());
                         for start in (0..time).step_by(QUERIES) {
                             let count = QUERIES.min(time - start);
                             let keys = self.keys(start, count, time);
-                            self.weights(q, k, &head, start, count, &mut weights);
+                            let weights = &mut all_weights[..count * keys];
+                            let dweights = &mut all_dweights[..count * keys];
+                            self.scores((q, 0), k, &head, (start, count), weights);
+                            let kept = &kept[start * stride + 2 * number..];
+                            weights_again(weights, keys, start + 1, self.causal, self.marks(sequence, time), kept, stride);
                             let rows = head.q.from(head.q.offset + start * head.q.row);
                             let table = At::rows(keys);
                             let turned = At::columns(keys);
                             let v_turned = At { offset: head.kv.offset, row: 1, column: head.kv.row };
-                            product((count, head.width, keys), (dy, rows), (v, v_turned), (&mut dweights, table), false, one, Threads::One);
-                            product((keys, count, head.width), (&weights, turned), (dy, rows), (dv, head.kv), true, one, Threads::One);
-                            for (p, dp) in weights.chunks_exact(keys).zip(dweights.chunks_exact_mut(keys)).take(count) {
-                                let along: f64 = p.iter().zip(dp.iter()).map(|(&p, &dp)| (p * dp).wide()).sum();
-                                let along = E::of(along);
-                                for (p, dp) in p.iter().zip(dp.iter_mut()) {
-                                    *dp = *p * (*dp - along) * scale;
-                                }
-                            }
-                            product((count, keys, head.width), (&dweights, table), (k, head.kv), (dq, rows), false, one, Threads::One);
-                            product((keys, count, head.width), (&dweights, turned), (q, rows), (dk, head.kv), true, one, Threads::One);
+                            product((count, head.width, keys), (dy, rows), (v, v_turned), (dweights, table), false, one, Threads::One);
+                            product((keys, count, head.width), (weights, turned), (dy, rows), (dv, head.kv), true, one, Threads::One);
+                            softmax_backward(dweights, weights, keys, scale);
+                            product((count, keys, head.width), (dweights, table), (k, head.kv), (dq, rows), false, one, Threads::One);
+                            product((keys, count, head.width), (dweights, turned), (q, rows), (dk, head.kv), true, one, Threads::One);
                         }
                     }
                 });
-            vec![
-                needed[0].then(|| flex::tensor(dq, &shape)),
-                needed[1].then(|| flex::tensor(dk, &kv_shape)),
-                needed[2].then(|| flex::tensor(dv, &kv_shape)),
-            ]
+            for (part, gradient) in [dq, dk, dv].into_iter().enumerate() {
+                let vectors = self.vectors(part);
+                let (streams, parameters) = slots.split_at_mut(3);
+                let parameters = &mut parameters[vectors.start - 3..vectors.end - 3];
+                self.parts[part].backward(&inputs[part], &inputs[vectors], &prepared[part], gradient, &mut streams[part], parameters);
+            }
         })
     }
 }

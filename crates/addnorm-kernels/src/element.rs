@@ -19,9 +19,22 @@ where
     fn exp(self) -> Self;
     /// Error function. `f32`: absolute error below 4e-7, and exactly -1 and 1 from -4 and 4 on.
     fn erf(self) -> Self;
+    /// Square root.
+    fn root(self) -> Self;
+    /// The one of two slices that is of this type.
+    fn either<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
 }
 
 impl Element for f32 {
+    #[inline(always)]
+    fn root(self) -> Self {
+        self.sqrt()
+    }
+
+    fn either<'a>(narrow: &'a [f32], _: &'a [f64]) -> &'a [Self] {
+        narrow
+    }
+
     #[inline(always)]
     fn of(value: f64) -> Self {
         value as f32
@@ -72,6 +85,15 @@ impl Element for f32 {
 }
 
 impl Element for f64 {
+    #[inline(always)]
+    fn root(self) -> Self {
+        self.sqrt()
+    }
+
+    fn either<'a>(_: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
+        wide
+    }
+
     #[inline(always)]
     fn of(value: f64) -> Self {
         value

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor, TensorData};
 
+use crate::buffer::Buffer;
 use crate::flex::{self, Kernel, for_element};
+use crate::slot::Slot;
 
 #[derive(Debug, Clone)]
 struct Embedding {
@@ -34,37 +36,35 @@ pub fn embedding(table: Tensor<2>, tokens: Arc<[u32]>, shape: [usize; 2]) -> Ten
 }
 
 impl Kernel for Embedding {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
         for_element!(&inputs[0], E => {
             let table = flex::slice::<E>(&inputs[0]);
             let width = flex::dims(&inputs[0])[1];
-            let mut y = Vec::with_capacity(self.tokens.len() * width);
-            for &token in self.tokens.iter() {
-                y.extend_from_slice(&table[token as usize * width..][..width]);
+            let mut y = Buffer::<E>::take(self.tokens.len() * width);
+            for (y, &token) in y.chunks_exact_mut(width.max(1)).zip(self.tokens.iter()) {
+                y.copy_from_slice(&table[token as usize * width..][..width]);
             }
-            (flex::tensor(y, &[self.shape[0], self.shape[1], width]), Vec::new())
+            (y.into_tensor(&[self.shape[0], self.shape[1], width]), Vec::new())
         })
     }
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        _: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         for_element!(&inputs[0], E => {
             let dy = flex::slice::<E>(&upstream);
             let shape = flex::dims(&inputs[0]);
             let width = shape[1];
-            let mut dtable = vec![E::default(); shape[0] * width];
+            let mut opened = slots[0].open::<E>(&shape);
+            let (adds, dtable) = opened.parts();
+            if !adds {
+                dtable.fill(E::default());
+            }
             // In the order of positions, so that repeated tokens add up the same way every time.
             for (&token, dy) in self.tokens.iter().zip(dy.chunks_exact(width.max(1))) {
                 for (d, &dy) in dtable[token as usize * width..][..width].iter_mut().zip(dy) {
                     *d += dy;
                 }
             }
-            vec![Some(flex::tensor(dtable, &shape))]
+            slots[0].close(opened);
         })
     }
 }

@@ -1,7 +1,10 @@
 //! The bridge between a kernel on slices and Burn's tensors and autodiff.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt::Debug;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
@@ -9,28 +12,26 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Flex, TensorMetadata};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 
 use crate::element::Element;
+use crate::slot::Slot;
 
 type Tracked = FloatTensor<Autodiff<Flex>>;
 
 /// A differentiable operator on contiguous CPU tensors, all of one number type.
 pub(crate) trait Kernel: Clone + Debug + Send + 'static {
-    /// Whether the backward pass reads the inputs; if not, they are not kept alive.
-    const KEEPS_INPUTS: bool = true;
+    /// Those of the inputs that the backward pass reads. The others are not kept alive.
+    fn kept(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        inputs
+    }
 
-    /// The output, and what the backward pass needs besides the inputs.
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>);
+    /// The output, and what the backward pass needs besides the inputs; nothing where `tracked` says that
+    /// there will be no backward pass.
+    fn forward(&self, inputs: &[FlexTensor], tracked: bool) -> (FlexTensor, Vec<FlexTensor>);
 
-    /// The gradient of each input for which `needed` holds.
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        saved: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>>;
+    /// Puts the gradient of each input that is needed into its slot. `inputs` are those that were kept.
+    fn backward(&self, inputs: &[FlexTensor], saved: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]);
 }
 
 /// An input of any rank: what is left of a tensor once its rank no longer matters.
@@ -78,11 +79,6 @@ pub(crate) fn slice<E: Element>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice::<E>().expect("kernels read contiguous tensors of their own number type")
 }
 
-/// A tensor that takes over the vector.
-pub(crate) fn tensor<E: Element>(data: Vec<E>, shape: &[usize]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(data, shape.to_vec()))
-}
-
 /// The sizes of a tensor.
 pub(crate) fn dims(tensor: &FlexTensor) -> Vec<usize> {
     tensor.shape().as_slice().to_vec()
@@ -106,6 +102,12 @@ macro_rules! for_element {
 }
 pub(crate) use for_element;
 
+thread_local! {
+    /// Nodes that were given a gradient by a kernel and have not used it yet. Burn does not say whether a node
+    /// has a gradient already, and asking for one that is not there is a panic.
+    static GIVEN: RefCell<HashSet<NodeId>> = RefCell::default();
+}
+
 /// The node of a kernel in the graph of the backward pass.
 #[derive(Debug)]
 struct Node<K>(std::marker::PhantomData<fn() -> K>);
@@ -115,28 +117,42 @@ impl<K: Kernel, const N: usize> Backward<Flex, N> for Node<K> {
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let upstream = contiguous(grads.consume::<Flex>(&ops.node));
+        GIVEN.with_borrow_mut(|given| given.remove(&ops.node.id));
         let (kernel, inputs, saved) = ops.state;
-        let needed: Vec<bool> = ops.parents.iter().map(Option::is_some).collect();
-        let gradients = kernel.backward(&inputs, &saved, upstream, &needed);
-        for (parent, gradient) in ops.parents.iter().zip(gradients) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+        let mut slots = ops.parents.each_ref().map(|parent| match parent {
+            None => Slot::unneeded(),
+            Some(parent) => {
+                // A gradient that came along another path is taken out, so that the kernel can add to it in
+                // place. Leaves, which have no parents, keep theirs: taking one out would copy it.
+                let inner = !parent.parents.is_empty();
+                let held = inner && GIVEN.with_borrow_mut(|given| given.remove(&parent.id));
+                Slot::needed(held.then(|| contiguous(grads.consume::<Flex>(parent))))
+            }
+        });
+        kernel.backward(&inputs, &saved, upstream, &mut slots);
+        for (parent, slot) in ops.parents.iter().zip(slots) {
+            if let (Some(parent), Some(gradient)) = (parent, slot.into_gradient()) {
                 grads.register::<Flex>(parent.id, gradient);
+                if !parent.parents.is_empty() {
+                    GIVEN.with_borrow_mut(|given| given.insert(parent.id));
+                }
             }
         }
     }
 }
 
-fn track<K: Kernel, const N: usize>(kernel: K, inputs: [Tracked; N]) -> Tracked {
+fn track<K: Kernel, const N: usize>(kernel: K, inputs: Vec<Tracked>) -> Tracked {
+    let inputs: [Tracked; N] = inputs.try_into().unwrap_or_else(|_| unreachable!("the length was matched"));
     let nodes = inputs.each_ref().map(|input| input.node());
     let values: Vec<FlexTensor> = inputs.into_iter().map(|input| contiguous(input.into_primitive())).collect();
-    let (output, saved) = kernel.forward(&values);
     let node = Node::<K>(std::marker::PhantomData);
     match node.prepare::<NoCheckpointing>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
-            let kept = if K::KEEPS_INPUTS { values } else { Vec::new() };
+            let (output, saved) = kernel.forward(&values, true);
+            let kept = kernel.kept(values);
             prepared.finish((kernel, kept, saved), output)
         }
-        OpsKind::UnTracked(prepared) => prepared.finish(output),
+        OpsKind::UnTracked(prepared) => prepared.finish(kernel.forward(&values, false).0),
     }
 }
 
@@ -150,7 +166,7 @@ pub(crate) fn run<K: Kernel, const D: usize>(kernel: K, inputs: Vec<Input>) -> T
                 Input::Tracked(tracked) => contiguous(tracked.into_primitive()),
             })
             .collect();
-        let (output, _) = kernel.forward(&values);
+        let (output, _) = kernel.forward(&values, false);
         return Tensor::from_primitive::<Flex>(output);
     }
     let tracked: Vec<Tracked> = inputs
@@ -161,15 +177,16 @@ pub(crate) fn run<K: Kernel, const D: usize>(kernel: K, inputs: Vec<Input>) -> T
         })
         .collect();
     let output = match tracked.len() {
-        1 => track(kernel, take::<1>(tracked)),
-        2 => track(kernel, take::<2>(tracked)),
-        3 => track(kernel, take::<3>(tracked)),
-        4 => track(kernel, take::<4>(tracked)),
-        other => unreachable!("kernels take one to four tensors, not {other}"),
+        1 => track::<K, 1>(kernel, tracked),
+        2 => track::<K, 2>(kernel, tracked),
+        3 => track::<K, 3>(kernel, tracked),
+        4 => track::<K, 4>(kernel, tracked),
+        5 => track::<K, 5>(kernel, tracked),
+        6 => track::<K, 6>(kernel, tracked),
+        7 => track::<K, 7>(kernel, tracked),
+        8 => track::<K, 8>(kernel, tracked),
+        9 => track::<K, 9>(kernel, tracked),
+        other => unreachable!("kernels take one to nine tensors, not {other}"),
     };
     Tensor::from_primitive::<Autodiff<Flex>>(output)
-}
-
-fn take<const N: usize>(tracked: Vec<Tracked>) -> [Tracked; N] {
-    tracked.try_into().unwrap_or_else(|_| unreachable!("the length was matched"))
 }

@@ -1,8 +1,19 @@
 //! Matrix products on slices, with strides.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use gemm::Parallelism;
 
 use crate::element::Element;
+use crate::parallel::is_shared;
+
+/// Multiplications and additions in matrix products so far, by all threads.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Multiplications and additions that the CPU kernels have made in matrix products since the process began.
+pub fn product_operations() -> u64 {
+    OPERATIONS.load(Relaxed)
+}
 
 /// A matrix inside a slice: where it starts and how far apart its rows and columns are.
 #[derive(Clone, Copy)]
@@ -52,6 +63,7 @@ pub(crate) fn product<E: Element>(
     if m == 0 || n == 0 {
         return;
     }
+    OPERATIONS.fetch_add(2 * (m * k * n) as u64, Relaxed);
     assert!(c.1.last(m, n) < c.0.len(), "the product does not fit its place");
     if k > 0 {
         assert!(a.1.last(m, k) < a.0.len() && b.1.last(k, n) < b.0.len(), "a factor is larger than its slice");
@@ -60,7 +72,7 @@ pub(crate) fn product<E: Element>(
     assert!(c.1.column == 1 && c.1.row >= n, "the result is row-major");
     // Small products finish before a second thread has woken up.
     let parallelism = match threads {
-        Threads::Pool if m * k * n > 64 * 64 * 64 && rayon::current_num_threads() > 1 => Parallelism::Rayon(0),
+        Threads::Pool if m * k * n > 64 * 64 * 64 && is_shared() => Parallelism::Rayon(0),
         _ => Parallelism::None,
     };
     // SAFETY: every address that the call reads or writes is `offset + i * row + j * column` with `i` and `j`

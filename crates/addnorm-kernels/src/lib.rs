@@ -9,10 +9,16 @@
 //! - Statistics and long sums are `f64` whatever the storage type.
 //! - Work is parted into chunks of fixed size and partial results are added in order, so the number of
 //!   threads never changes a result.
+//! - Loops are compiled for several instruction sets and chosen between at run time; `unsafe` stands only in
+//!   `gemm` (the call of the matrix product) and `buffer` (memory lent to Burn).
+//! - A buffer that a tensor gives up is used again: a step that repeats the one before takes no fresh memory.
 //! - A NaN that goes in comes out: no clamp or maximum hides it.
 
 pub mod activation;
 pub mod attention;
+mod attention_part;
+mod buffer;
+pub mod collect;
 pub mod dropout;
 mod element;
 pub mod embedding;
@@ -22,19 +28,27 @@ pub mod linear;
 pub mod loss;
 pub mod mix;
 pub mod norm;
+mod norm_rows;
 pub mod optimizer;
+pub mod parallel;
 pub mod rotary;
+mod simd;
+mod slot;
 pub mod statistics;
 pub mod tap;
 
 pub use activation::{Activation, activation, gated_activation};
-pub use attention::attention;
+pub use attention::{AttentionSettings, HeadNorm, attention};
+pub use buffer::fresh_bytes;
+pub use collect::{GradientSum, collect, collects, resume};
 pub use dropout::dropout;
 pub use embedding::embedding;
-pub use linear::linear;
-pub use loss::cross_entropy;
+pub use gemm::product_operations;
+pub use linear::{activated_linear, linear};
+pub use loss::head_loss;
 pub use mix::weighted_sum;
-pub use norm::{Norm, norm};
-pub use optimizer::{AdamwStep, adamw, sum_of_squares};
+pub use norm::{Norm, add_norm, norm};
+pub use optimizer::{AdamwParameter, AdamwStep, adamw, sum_of_squares, total_of_squares};
+pub use parallel::{alone, threads};
 pub use rotary::rotary;
 pub use tap::{GradientTap, records_gradients, tap};

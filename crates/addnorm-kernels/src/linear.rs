@@ -1,19 +1,31 @@
-//! Matrix product with a bias.
+//! Matrix product with a bias, and with the non-linearity before it.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
+use crate::activation::{Activation, activate, activate_backward, activation, gated_activation};
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
+use crate::parallel::grain;
+use crate::simd::vectorised;
+use crate::slot::Slot;
 
 const ROWS: usize = 64;
+
+/// Rows that are summed in the storage type before they join an `f64` sum.
+const GROUP: usize = 8;
 
 #[derive(Debug, Clone)]
 struct Linear {
     /// Whether the weight is stored `[output, input]`, as an embedding that serves as the head is.
     transposed: bool,
+    /// What the input goes through first.
+    activation: Option<Activation>,
+    /// Whether a gate follows the input.
+    gated: bool,
 }
 
 /// `x * weight + bias`.
@@ -32,7 +44,7 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, transpos
     if flex::is_flex(&x) {
         let mut inputs = vec![flex::input(x), flex::input(weight)];
         inputs.extend(bias.map(flex::input));
-        return flex::run(Linear { transposed }, inputs);
+        return flex::run(Linear { transposed, activation: None, gated: false }, inputs);
     }
     let weight = if transposed { weight.transpose() } else { weight };
     let y = x.reshape([a * b, input]).matmul(weight);
@@ -43,85 +55,166 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, transpos
     y.reshape([a, b, output])
 }
 
+/// `f(x) * weight + bias`, or `(x f(gate)) * weight + bias`: the second half of a feed-forward network. What
+/// the non-linearity gives is computed again in the backward pass instead of being kept.
+///
+/// # Shapes
+/// - x and gate: `[.., .., hidden]`, weight: `[hidden, output]`, bias: `[output]`; the result is `[.., .., output]`.
+///
+/// # Panics
+/// If the sizes do not match.
+pub fn activated_linear(
+    x: Tensor<3>,
+    gate: Option<Tensor<3>>,
+    function: Activation,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<3> {
+    assert_eq!(weight.dims()[0], x.dims()[2], "the weight takes the width that its input has");
+    assert!(gate.as_ref().is_none_or(|gate| gate.dims() == x.dims()), "the gate has the shape of what it gates");
+    if flex::is_flex(&x) {
+        let kernel = Linear { transposed: false, activation: Some(function), gated: gate.is_some() };
+        let mut inputs = vec![flex::input(x)];
+        inputs.extend(gate.map(flex::input));
+        inputs.push(flex::input(weight));
+        inputs.extend(bias.map(flex::input));
+        return flex::run(kernel, inputs);
+    }
+    let hidden = match gate {
+        Some(gate) => gated_activation(x, gate, function),
+        None => activation(x, function),
+    };
+    linear(hidden, weight, bias, false)
+}
+
+impl Linear {
+    /// Rows, input width and output width.
+    fn sizes(&self, x: &[usize], weight: &[usize]) -> (usize, usize, usize) {
+        let (input, output) = if self.transposed { (weight[1], weight[0]) } else { (weight[0], weight[1]) };
+        (x[0] * x[1], input, output)
+    }
+}
+
 impl Kernel for Linear {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
         for_element!(&inputs[0], E => {
             let x = flex::slice::<E>(&inputs[0]);
-            let weight = flex::slice::<E>(&inputs[1]);
+            let gate = self.gated.then(|| flex::slice::<E>(&inputs[1]));
+            let [weight, bias] = [1, 2].map(|at| inputs.get(at + usize::from(self.gated)));
+            let (weight, sizes) = weight.map(|weight| (flex::slice::<E>(weight), flex::dims(weight))).expect("a weight");
             let mut shape = flex::dims(&inputs[0]);
-            let sizes = flex::dims(&inputs[1]);
-            let (input, output) = if self.transposed { (sizes[1], sizes[0]) } else { (sizes[0], sizes[1]) };
+            let (rows, input, output) = self.sizes(&shape, &sizes);
+            let activated = self.activation.map(|function| activate(function, x, gate));
+            let x = activated.as_deref().unwrap_or(x);
             let at = if self.transposed { At::columns(input) } else { At::rows(output) };
-            let rows = shape[0] * shape[1];
-            let mut y = vec![E::default(); rows * output];
-            let bias = inputs.get(2).map(flex::slice::<E>);
+            let mut y = Buffer::<E>::take(rows * output);
+            let bias = bias.map(flex::slice::<E>);
             if let Some(bias) = bias {
-                y.par_chunks_mut((output * ROWS).max(1)).for_each(|rows| {
+                y.par_chunks_mut((output * ROWS).max(1)).with_min_len(grain()).for_each(|rows| {
                     rows.chunks_exact_mut(output).for_each(|row| row.copy_from_slice(bias));
                 });
             }
             let one = E::of(1.0);
             product((rows, input, output), (x, At::rows(input)), (weight, at), (&mut y, At::rows(output)), bias.is_some(), one, Threads::Pool);
             shape[2] = output;
-            (flex::tensor(y, &shape), Vec::new())
+            (y.into_tensor(&shape), Vec::new())
         })
     }
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, inputs: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         for_element!(&inputs[0], E => {
             let x = flex::slice::<E>(&inputs[0]);
-            let weight = flex::slice::<E>(&inputs[1]);
+            let at_weight = 1 + usize::from(self.gated);
+            let weight = flex::slice::<E>(&inputs[at_weight]);
             let dy = flex::slice::<E>(&upstream);
             let shape = flex::dims(&inputs[0]);
-            let sizes = flex::dims(&inputs[1]);
-            let (input, output) = if self.transposed { (sizes[1], sizes[0]) } else { (sizes[0], sizes[1]) };
-            let rows = shape[0] * shape[1];
+            let sizes = flex::dims(&inputs[at_weight]);
+            let (rows, input, output) = self.sizes(&shape, &sizes);
             let one = E::of(1.0);
-            let dx = needed[0].then(|| {
-                let mut dx = vec![E::default(); rows * input];
+            let by_input = |dx: &mut [E], adds: bool| {
                 let at = if self.transposed { At::rows(input) } else { At::columns(output) };
-                product((rows, output, input), (dy, At::rows(output)), (weight, at), (&mut dx, At::rows(input)), false, one, Threads::Pool);
-                flex::tensor(dx, &shape)
-            });
-            let dweight = needed[1].then(|| {
-                let mut dweight = vec![E::default(); input * output];
-                if self.transposed {
-                    product((output, rows, input), (dy, At::columns(output)), (x, At::rows(input)), (&mut dweight, At::rows(input)), false, one, Threads::Pool);
-                } else {
-                    product((input, rows, output), (x, At::columns(input)), (dy, At::rows(output)), (&mut dweight, At::rows(output)), false, one, Threads::Pool);
+                product((rows, output, input), (dy, At::rows(output)), (weight, at), (dx, At::rows(input)), adds, one, Threads::Pool);
+            };
+            let activated = match self.activation {
+                None => {
+                    if slots[0].is_needed() {
+                        let mut opened = slots[0].open::<E>(&shape);
+                        let (adds, dx) = opened.parts();
+                        by_input(dx, adds);
+                        slots[0].close(opened);
+                    }
+                    None
                 }
-                flex::tensor(dweight, &sizes)
-            });
-            let mut gradients = vec![dx, dweight];
-            if inputs.len() > 2 {
-                gradients.push(needed[2].then(|| flex::tensor(column_sums(dy, output), &[output])));
+                Some(function) => {
+                    let gate = self.gated.then(|| flex::slice::<E>(&inputs[1]));
+                    let mut d = Buffer::<E>::take(x.len());
+                    by_input(&mut d, false);
+                    let (activated, dgate) = activate_backward(function, &mut d, x, gate);
+                    slots[0].put(1.0, &d.into_tensor(&shape));
+                    if let Some(dgate) = dgate {
+                        slots[1].put(1.0, &dgate.into_tensor(&shape));
+                    }
+                    Some(activated)
+                }
+            };
+            let x = activated.as_deref().unwrap_or(x);
+            if slots[at_weight].is_needed() {
+                let mut opened = slots[at_weight].open::<E>(&sizes);
+                let (adds, dweight) = opened.parts();
+                if self.transposed {
+                    product((output, rows, input), (dy, At::columns(output)), (x, At::rows(input)), (dweight, At::rows(input)), adds, one, Threads::Pool);
+                } else {
+                    product((input, rows, output), (x, At::columns(input)), (dy, At::rows(output)), (dweight, At::rows(output)), adds, one, Threads::Pool);
+                }
+                slots[at_weight].close(opened);
             }
-            gradients
+            if let Some(slot) = slots.get_mut(at_weight + 1)
+                && slot.is_needed()
+            {
+                slot.put(1.0, &column_sums(dy, output).into_tensor(&[output]));
+            }
         })
     }
 }
 
 /// Sum over the rows of a row-major matrix, in `f64`.
-pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Vec<E> {
+pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Buffer<E> {
     let partials: Vec<Vec<f64>> = rows
         .par_chunks((width * ROWS).max(1))
+        .with_min_len(grain())
         .map(|chunk| {
             let mut sums = vec![0f64; width];
-            for row in chunk.chunks_exact(width) {
-                for (sum, x) in sums.iter_mut().zip(row) {
-                    *sum += x.wide();
-                }
-            }
+            add_columns(&mut sums, chunk, width);
             sums
         })
         .collect();
-    add_up(&partials, width).into_iter().map(E::of).collect()
+    let mut sums = Buffer::<E>::take(width);
+    sums.iter_mut().zip(add_up(&partials, width)).for_each(|(to, sum)| *to = E::of(sum));
+    sums
+}
+
+vectorised! {
+    /// Eight rows are summed in the storage type, and then join the `f64` sum.
+    fn add_columns<E: Element>(sums: &mut [f64], rows: &[E], width: usize) {
+        for group in rows.chunks(GROUP * width) {
+            if group.len() == GROUP * width {
+                let group: [&[E]; GROUP] = std::array::from_fn(|row| &group[row * width..][..width]);
+                for i in 0..width {
+                    let mut sum = E::default();
+                    for row in group {
+                        sum += row[i];
+                    }
+                    sums[i] += sum.wide();
+                }
+            } else {
+                for row in group.chunks_exact(width) {
+                    for i in 0..width {
+                        sums[i] += row[i].wide();
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Partial sums of parts of the work, added in the order of the parts.

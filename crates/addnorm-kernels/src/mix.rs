@@ -4,10 +4,17 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
+use crate::parallel::grain;
+use crate::simd::vectorised;
+use crate::slot::Slot;
 
 const CHUNK: usize = 8192;
+
+/// Terms that one kernel sums.
+const MOST_TERMS: usize = 6;
 
 #[derive(Debug, Clone)]
 struct WeightedSum {
@@ -28,11 +35,11 @@ pub fn weighted_sum(terms: Vec<(f64, Tensor<3>)>) -> Tensor<3> {
     let shape = terms[0].1.dims();
     assert!(terms.iter().all(|(_, term)| term.dims() == shape), "the terms of a sum have one shape");
     if flex::is_flex(&terms[0].1) {
-        // Four at a time; the running sum joins the next ones.
+        // Some at a time; the running sum joins the next ones.
         let mut rest = terms.into_iter();
         let mut sum: Option<Tensor<3>> = None;
         loop {
-            let room = if sum.is_some() { 3 } else { 4 };
+            let room = MOST_TERMS - usize::from(sum.is_some());
             let group: Vec<_> = rest.by_ref().take(room).collect();
             if group.is_empty() {
                 return sum.expect("there is a term");
@@ -52,59 +59,52 @@ pub fn weighted_sum(terms: Vec<(f64, Tensor<3>)>) -> Tensor<3> {
     terms.fold(first, |sum, term| sum + term)
 }
 
-impl Kernel for WeightedSum {
-    const KEEPS_INPUTS: bool = false;
-
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
-        for_element!(&inputs[0], E => {
-            let slices: Vec<&[E]> = inputs.iter().map(flex::slice::<E>).collect();
-            let weights: Vec<E> = self.weights.iter().map(|&weight| E::of(weight)).collect();
-            let mut y = vec![E::default(); slices[0].len()];
-            y.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, y)| {
-                let from = chunk * CHUNK;
-                match (slices.as_slice(), weights.as_slice()) {
-                    (&[a, b], &[wa, wb]) => {
-                        let (a, b) = (&a[from..][..y.len()], &b[from..][..y.len()]);
-                        for i in 0..y.len() {
-                            y[i] = wa * a[i] + wb * b[i];
-                        }
-                    }
-                    _ => {
-                        for (slice, &weight) in slices.iter().zip(&weights) {
-                            for (y, &x) in y.iter_mut().zip(&slice[from..]) {
-                                *y += weight * x;
-                            }
-                        }
-                    }
+vectorised! {
+    /// `y = Σ weight * term[from..]`.
+    pub(crate) fn sum_into<E: Element>(y: &mut [E], weights: &[E], terms: &[&[E]], from: usize) {
+        let length = y.len();
+        if let (&[a, b], &[wa, wb]) = (terms, weights) {
+            let (a, b) = (&a[from..][..length], &b[from..][..length]);
+            for i in 0..length {
+                y[i] = wa * a[i] + wb * b[i];
+            }
+            return;
+        }
+        for (number, (term, &weight)) in terms.iter().zip(weights).enumerate() {
+            let term = &term[from..][..length];
+            if number == 0 {
+                for i in 0..length {
+                    y[i] = weight * term[i];
                 }
+            } else {
+                for i in 0..length {
+                    y[i] += weight * term[i];
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for WeightedSum {
+    fn kept(&self, _: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        Vec::new()
+    }
+
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        for_element!(&inputs[0], E => {
+            let terms: Vec<&[E]> = inputs.iter().map(flex::slice::<E>).collect();
+            let weights: Vec<E> = self.weights.iter().map(|&weight| E::of(weight)).collect();
+            let mut y = Buffer::<E>::take(terms[0].len());
+            y.par_chunks_mut(CHUNK).enumerate().with_min_len(grain()).for_each(|(chunk, y)| {
+                sum_into(y, &weights, &terms, chunk * CHUNK);
             });
-            (flex::tensor(y, &flex::dims(&inputs[0])), Vec::new())
+            (y.into_tensor(&flex::dims(&inputs[0])), Vec::new())
         })
     }
 
-    fn backward(
-        &self,
-        _: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
-        let gradient = |weight: f64| {
-            if weight == 1.0 {
-                return upstream.clone();
-            }
-            for_element!(&upstream, E => {
-                let dy = flex::slice::<E>(&upstream);
-                let weight = E::of(weight);
-                let mut dx = vec![E::default(); dy.len()];
-                dx.par_chunks_mut(CHUNK).zip(dy.par_chunks(CHUNK)).for_each(|(dx, dy)| {
-                    for (dx, &dy) in dx.iter_mut().zip(dy) {
-                        *dx = weight * dy;
-                    }
-                });
-                flex::tensor(dx, &flex::dims(&upstream))
-            })
-        };
-        self.weights.iter().zip(needed).map(|(&weight, &needed)| needed.then(|| gradient(weight))).collect()
+    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
+        for (slot, &weight) in slots.iter_mut().zip(&self.weights) {
+            slot.put(weight, &upstream);
+        }
     }
 }

@@ -1,12 +1,17 @@
-//! Layer normalisation and RMS normalisation.
+//! Layer normalisation and RMS normalisation, alone or of a weighted sum.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
 use crate::linear::add_up;
+use crate::mix::{self, weighted_sum};
+use crate::norm_rows::{backward_rows, forward_rows};
+use crate::parallel::grain;
+use crate::slot::{Opened, Slot};
 
 /// Rows that one task handles. Fixed, so that sums do not depend on the number of threads.
 const ROWS: usize = 64;
@@ -29,33 +34,6 @@ pub struct Norm {
     pub round_before_gain: bool,
 }
 
-impl Norm {
-    /// Mean and reciprocal root of a row, in `f64`: a large common offset costs no accuracy and a square
-    /// of a large `f32` does not overflow.
-    #[inline]
-    fn statistics<E: Element>(&self, row: &[E]) -> (f64, f64) {
-        let width = row.len() as f64;
-        let mean = if self.centre { sum(row, |x| x) / width } else { 0.0 };
-        let variance = sum(row, |x| (x - mean) * (x - mean)) / width;
-        (mean, 1.0 / (variance + self.epsilon).sqrt())
-    }
-}
-
-/// Sum in four lanes, which vectorises, in a fixed order.
-#[inline(always)]
-fn sum<E: Element>(row: &[E], term: impl Fn(f64) -> f64) -> f64 {
-    let mut lanes = [0f64; 4];
-    let chunks = row.chunks_exact(4);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for lane in 0..4 {
-            lanes[lane] += term(chunk[lane].wide());
-        }
-    }
-    let tail: f64 = rest.iter().map(|x| term(x.wide())).sum();
-    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + tail
-}
-
 /// Normalises over the last dimension.
 ///
 /// # Shapes
@@ -64,22 +42,49 @@ fn sum<E: Element>(row: &[E], term: impl Fn(f64) -> f64) -> f64 {
 /// # Panics
 /// If gain or bias do not have the width of x, or a bias is given without a gain.
 pub fn norm(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, norm: Norm) -> Tensor<3> {
-    let width = x.dims()[2];
-    for vector in gain.iter().chain(&bias) {
-        assert_eq!(vector.dims()[0], width, "a norm's gain and bias have the width of its input");
-    }
-    assert!(bias.is_none() || gain.is_some(), "a norm with a bias has a gain");
-    if matches!(x.dtype(), DType::F16 | DType::BF16) {
-        return half(x, gain, bias, norm);
-    }
-    if flex::is_flex(&x) {
-        let mut inputs = vec![flex::input(x)];
-        inputs.extend(gain.map(flex::input));
-        inputs.extend(bias.map(flex::input));
-        return flex::run(norm, inputs);
-    }
-    composed(x, gain, bias, norm)
+    add_norm(vec![(1.0, x)], gain, bias, norm)
 }
+
+/// Normalises a weighted sum, `norm(Σ weight * term)`, over the last dimension: the "Add & Norm" in one pass
+/// over memory, forward and backward.
+///
+/// # Shapes
+/// - terms: `[.., .., d]`, all alike; gain and bias: `[d]`; the result has the shape of a term.
+///
+/// # Panics
+/// If there is no term, the shapes differ, or a bias is given without a gain.
+pub fn add_norm(
+    mut terms: Vec<(f64, Tensor<3>)>,
+    gain: Option<Tensor<1>>,
+    bias: Option<Tensor<1>>,
+    norm: Norm,
+) -> Tensor<3> {
+    let shape = terms.first().expect("a sum has a term").1.dims();
+    for vector in gain.iter().chain(&bias) {
+        assert_eq!(vector.dims()[0], shape[2], "a norm's gain and bias have the width of its input");
+    }
+    assert!(terms.iter().all(|(_, term)| term.dims() == shape), "the terms of a sum have one shape");
+    assert!(bias.is_none() || gain.is_some(), "a norm with a bias has a gain");
+    let first = &terms[0].1;
+    if matches!(first.dtype(), DType::F16 | DType::BF16) {
+        return half(weighted_sum(terms), gain, bias, norm);
+    }
+    if !flex::is_flex(first) {
+        return composed(weighted_sum(terms), gain, bias, norm);
+    }
+    if terms.len() > MOST_TERMS {
+        terms = vec![(1.0, weighted_sum(terms))];
+    }
+    let weights = terms.iter().map(|(weight, _)| *weight).collect();
+    let vectors = gain.is_some() as usize + bias.is_some() as usize;
+    let mut inputs: Vec<_> = terms.into_iter().map(|(_, term)| flex::input(term)).collect();
+    inputs.extend(gain.map(flex::input));
+    inputs.extend(bias.map(flex::input));
+    flex::run(AddNorm { norm, weights, vectors }, inputs)
+}
+
+/// Terms that one kernel sums; with gain and bias it takes six tensors.
+const MOST_TERMS: usize = 4;
 
 /// Half precision: the statistics and the gain are computed in `f32`, and the result is rounded last, or
 /// before the gain where the model was trained so.
@@ -125,115 +130,123 @@ pub fn composed(x: Tensor<3>, gain: Option<Tensor<1>>, bias: Option<Tensor<1>>, 
     if norm.scale == 1.0 { y } else { y * norm.scale }
 }
 
-impl Kernel for Norm {
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
-        for_element!(&inputs[0], E => {
-            let x = flex::slice::<E>(&inputs[0]);
-            let shape = flex::dims(&inputs[0]);
-            let width = shape[2];
-            let gain = inputs.get(1).map(flex::slice::<E>);
-            let bias = inputs.get(2).map(flex::slice::<E>);
-            let mut y = vec![E::default(); x.len()];
-            if width > 0 {
-                y.par_chunks_mut(width * ROWS).zip(x.par_chunks(width * ROWS)).for_each(|(y, x)| {
-                    for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-                        let (mean, reciprocal) = self.statistics(x);
-                        let reciprocal = reciprocal * self.scale;
-                        match (gain, bias) {
-                            (Some(gain), Some(bias)) => {
-                                for i in 0..width {
-                                    let normal = (x[i].wide() - mean) * reciprocal;
-                                    y[i] = E::of(normal * (gain[i].wide() + self.gain_offset) + bias[i].wide() * self.scale);
-                                }
-                            }
-                            (Some(gain), None) => {
-                                for i in 0..width {
-                                    y[i] = E::of((x[i].wide() - mean) * reciprocal * (gain[i].wide() + self.gain_offset));
-                                }
-                            }
-                            _ => {
-                                for i in 0..width {
-                                    y[i] = E::of((x[i].wide() - mean) * reciprocal);
-                                }
-                            }
-                        }
-                    }
-                });
-            }
-            (flex::tensor(y, &shape), Vec::new())
-        })
-    }
+#[derive(Debug, Clone)]
+struct AddNorm {
+    norm: Norm,
+    /// Of the terms, which are the first inputs.
+    weights: Vec<f64>,
+    /// How many of gain and bias follow the terms.
+    vectors: usize,
+}
 
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        needed: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
-        for_element!(&inputs[0], E => {
-            let x = flex::slice::<E>(&inputs[0]);
-            let shape = flex::dims(&inputs[0]);
-            let width = shape[2];
-            let gain = inputs.get(1).map(flex::slice::<E>);
-            let upstream = flex::slice::<E>(&upstream);
-            let mut dx = vec![E::default(); x.len()];
-            // One row of [gain gradient, bias gradient] a task, added up in order afterwards.
-            let partials: Vec<Vec<f64>> = dx
-                .par_chunks_mut((width * ROWS).max(1))
-                .zip(x.par_chunks((width * ROWS).max(1)))
-                .zip(upstream.par_chunks((width * ROWS).max(1)))
-                .map(|((dx, x), dy)| {
-                    let mut sums = vec![0f64; 2 * width];
-                    let (dgain, dbias) = sums.split_at_mut(width);
-                    let mut scaled = vec![0f64; width];
-                    let mut normal = vec![0f64; width];
-                    for ((dx, x), dy) in dx.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(dy.chunks_exact(width)) {
-                        let (mean, reciprocal) = self.statistics(x);
-                        for i in 0..width {
-                            let d = dy[i].wide() * self.scale;
-                            normal[i] = (x[i].wide() - mean) * reciprocal;
-                            dgain[i] += d * normal[i];
-                            dbias[i] += d;
-                            scaled[i] = d;
-                        }
-                        if let Some(gain) = gain {
-                            for i in 0..width {
-                                scaled[i] *= gain[i].wide() + self.gain_offset;
-                            }
-                        }
-                        let along = dot(&scaled, &normal) / width as f64;
-                        let level = if self.centre { scaled.iter().sum::<f64>() / width as f64 } else { 0.0 };
-                        for i in 0..width {
-                            dx[i] = E::of(reciprocal * (scaled[i] - level - normal[i] * along));
-                        }
-                    }
-                    sums
-                })
-                .collect();
-            let total = add_up(&partials, 2 * width);
-            let vector = |values: &[f64]| flex::tensor::<E>(values.iter().map(|&value| E::of(value)).collect(), &[width]);
-            let mut gradients = vec![needed[0].then(|| flex::tensor(dx, &shape))];
-            if inputs.len() > 1 {
-                gradients.push(needed[1].then(|| vector(&total[..width])));
-            }
-            if inputs.len() > 2 {
-                gradients.push(needed[2].then(|| vector(&total[width..])));
-            }
-            gradients
-        })
+impl AddNorm {
+    /// Whether what is normalised is an input itself.
+    fn is_alone(&self) -> bool {
+        self.weights == [1.0]
     }
 }
 
-#[inline(always)]
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut lanes = [0f64; 4];
-    let (a_chunks, b_chunks) = (a.chunks_exact(4), b.chunks_exact(4));
-    let tail: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for lane in 0..4 {
-            lanes[lane] += a[lane] * b[lane];
-        }
+impl Kernel for AddNorm {
+    fn kept(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        // The sum is saved; its terms need not live on for it.
+        let terms = if self.is_alone() { 0 } else { self.weights.len() };
+        inputs.into_iter().skip(terms).collect()
     }
-    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + tail
+
+    fn forward(&self, inputs: &[FlexTensor], tracked: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        for_element!(&inputs[0], E => {
+            let shape = flex::dims(&inputs[0]);
+            let (width, count) = (shape[2], self.weights.len());
+            let terms: Vec<&[E]> = inputs[..count].iter().map(flex::slice::<E>).collect();
+            let weights: Vec<E> = self.weights.iter().map(|&weight| E::of(weight)).collect();
+            let gain = inputs.get(count).map(flex::slice::<E>);
+            let bias = inputs.get(count + 1).map(flex::slice::<E>);
+            let mut y = Buffer::<E>::take(terms[0].len());
+            let rows = y.len() / width.max(1);
+            let mut statistics = Buffer::<f64>::take(2 * rows);
+            // Without a backward pass the sum is made where the result will stand.
+            let mut sum = Buffer::<E>::take(if self.is_alone() || !tracked { 0 } else { y.len() });
+            if width > 0 {
+                let mut sums: Vec<Option<&mut [E]>> = sum.chunks_mut(width * ROWS).map(Some).collect();
+                sums.resize_with(rows.div_ceil(ROWS), || None);
+                y.par_chunks_mut(width * ROWS)
+                    .zip(statistics.par_chunks_mut(2 * ROWS))
+                    .zip(sums)
+                    .enumerate()
+                    .with_min_len(grain())
+                    .for_each(|(chunk, ((y, statistics), sum))| {
+                        let from = chunk * ROWS * width;
+                        let mut sum = sum;
+                        if self.is_alone() {
+                            forward_rows(&self.norm, y, Some(&terms[0][from..]), gain, bias, width, statistics);
+                        } else if let Some(sum) = sum.as_deref_mut() {
+                            mix::sum_into(sum, &weights, &terms, from);
+                            forward_rows(&self.norm, y, Some(sum), gain, bias, width, statistics);
+                        } else {
+                            mix::sum_into(y, &weights, &terms, from);
+                            forward_rows(&self.norm, y, None, gain, bias, width, statistics);
+                        }
+                    });
+            }
+            let mut saved = Vec::new();
+            if tracked {
+                saved.push(statistics.into_tensor(&[rows, 2]));
+                if !self.is_alone() {
+                    saved.push(sum.into_tensor(&shape));
+                }
+            }
+            (y.into_tensor(&shape), saved)
+        })
+    }
+
+    fn backward(&self, inputs: &[FlexTensor], saved: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
+        for_element!(&upstream, E => {
+            let (input, vectors) = if self.is_alone() { (&inputs[0], &inputs[1..]) } else { (&saved[1], inputs) };
+            let x = flex::slice::<E>(input);
+            let shape = flex::dims(input);
+            let width = shape[2];
+            let gain = vectors.first().map(flex::slice::<E>);
+            let statistics = flex::slice::<f64>(&saved[0]);
+            let dy = flex::slice::<E>(&upstream);
+            let (terms, parameters) = slots.split_at_mut(self.weights.len());
+            let learns = parameters.iter().any(Slot::is_needed);
+            let mut opened = if self.is_alone() && terms[0].is_needed() {
+                terms[0].open::<E>(&shape)
+            } else {
+                Opened::Fresh(Buffer::take(x.len()), shape.clone())
+            };
+            let (adds, dx) = opened.parts();
+            let size = (width * ROWS).max(1);
+            // One row of [gain gradient, bias gradient] a task, added up in order afterwards.
+            let partials: Vec<Vec<f64>> = dx
+                .par_chunks_mut(size)
+                .zip(x.par_chunks(size))
+                .zip(dy.par_chunks(size))
+                .zip(statistics.par_chunks(2 * ROWS))
+                .with_min_len(grain())
+                .map(|(((dx, x), dy), statistics)| {
+                    let mut sums = vec![0f64; if learns { 2 * width } else { 0 }];
+                    backward_rows(&self.norm, dx, adds, x, dy, gain, width, statistics, &mut sums);
+                    sums
+                })
+                .collect();
+            if self.is_alone() {
+                terms[0].close(opened);
+            } else if let Opened::Fresh(dsum, _) = opened {
+                let dsum = dsum.into_tensor(&shape);
+                for (slot, &weight) in terms.iter_mut().zip(&self.weights) {
+                    slot.put(weight, &dsum);
+                }
+            }
+            if learns {
+                let total = add_up(&partials, 2 * width);
+                for (slot, values) in parameters.iter_mut().zip(total.chunks_exact(width)) {
+                    let mut vector = Buffer::<E>::take(width);
+                    vector.iter_mut().zip(values).for_each(|(to, &value)| *to = E::of(value));
+                    slot.put(1.0, &vector.into_tensor(&[width]));
+                }
+            }
+            debug_assert_eq!(self.vectors, vectors.len());
+        })
+    }
 }

@@ -1,4 +1,4 @@
-//! AdamW and the global gradient norm.
+//! AdamW and the global gradient norm, each one pass over all parameters.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
@@ -7,6 +7,8 @@ use rayon::prelude::*;
 
 use crate::element::Element;
 use crate::flex::{self, for_element};
+use crate::parallel::grain;
+use crate::simd::vectorised;
 
 const CHUNK: usize = 16_384;
 
@@ -21,7 +23,7 @@ pub struct AdamwStep {
     pub beta2: f64,
     /// Outside the root.
     pub epsilon: f64,
-    /// Decoupled weight decay; 0 for what is not decayed.
+    /// Decoupled weight decay of the parameters that are decayed.
     pub weight_decay: f64,
     /// The number of this step, from 1, for the bias correction.
     pub number: u64,
@@ -36,50 +38,138 @@ impl AdamwStep {
     }
 }
 
-/// Updates weight and moments: `weight <- weight (1 - lr decay) - lr m̂ / (sqrt(v̂) + epsilon)`.
+/// One parameter with what its update needs, each flat and of one length. The tensors are plain ones (not tracked).
+#[derive(Debug, Clone)]
+pub struct AdamwParameter {
+    /// The parameter.
+    pub weight: Tensor<1>,
+    /// The gradient of the loss.
+    pub gradient: Tensor<1>,
+    /// The first moment.
+    pub first: Tensor<1>,
+    /// The second moment.
+    pub second: Tensor<1>,
+    /// Whether it is decayed.
+    pub decays: bool,
+}
+
+/// Updates weights and moments: `weight <- weight (1 - lr decay) - lr m̂ / (sqrt(v̂) + epsilon)`.
 ///
-/// The tensors are plain ones (not tracked). On the CPU a tensor that nothing else holds is updated in place.
-pub fn adamw<const D: usize>(
-    weight: Tensor<D>,
-    gradient: Tensor<D>,
-    first: Tensor<D>,
-    second: Tensor<D>,
-    step: AdamwStep,
-) -> (Tensor<D>, Tensor<D>, Tensor<D>) {
-    let (correction1, correction2) = step.corrections();
-    if flex::is_flex(&weight) {
-        let gradient = flex::plain(gradient);
-        let [mut weight, mut first, mut second] = [weight, first, second].map(flex::plain);
-        for_element!(&gradient, E => {
-            let gradient = flex::slice::<E>(&gradient);
-            let (weights, first, second) = (values::<E>(&mut weight), values::<E>(&mut first), values::<E>(&mut second));
-            let [beta1, beta2, epsilon, scale] = [step.beta1, step.beta2, step.epsilon, step.gradient_scale].map(E::of);
-            let [rest1, rest2] = [1.0 - step.beta1, 1.0 - step.beta2].map(E::of);
-            let keep = E::of(1.0 - step.learning_rate * step.weight_decay);
-            let rate = E::of(step.learning_rate / correction1);
-            let root = E::of(1.0 / correction2.sqrt());
-            weights
-                .par_chunks_mut(CHUNK)
-                .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
-                .zip(gradient.par_chunks(CHUNK))
-                .for_each(|((weights, (first, second)), gradient)| {
-                    for i in 0..weights.len() {
-                        let g = gradient[i] * scale;
-                        first[i] = beta1 * first[i] + rest1 * g;
-                        second[i] = beta2 * second[i] + rest2 * g * g;
-                        weights[i] = keep * weights[i] - rate * first[i] / (second[i].sqrt() * root + epsilon);
-                    }
-                });
-        });
-        let [weight, first, second] = [weight, first, second].map(Tensor::<D>::from_primitive::<Flex>);
-        return (weight, first, second);
+/// On the CPU a tensor that nothing else holds is updated in place.
+pub fn adamw(parameters: Vec<AdamwParameter>, step: AdamwStep) -> Vec<AdamwParameter> {
+    match parameters.first() {
+        Some(first) if flex::is_flex(&first.weight) => {}
+        _ => return parameters.into_iter().map(|parameter| composed(parameter, &step)).collect(),
     }
-    let gradient = gradient * step.gradient_scale;
-    let first = first * step.beta1 + gradient.clone() * (1.0 - step.beta1);
-    let second = second * step.beta2 + gradient.clone() * gradient * (1.0 - step.beta2);
+    let mut primitives: Vec<_> = parameters
+        .into_iter()
+        .map(|AdamwParameter { weight, gradient, first, second, decays }| {
+            let gradient = flex::plain(gradient);
+            ([weight, first, second].map(flex::plain), gradient, decays)
+        })
+        .collect();
+    for_element!(&primitives[0].1, E => {
+        let mut chunks = Vec::new();
+        for ([weight, first, second], gradient, decays) in &mut primitives {
+            let moments = values::<E>(first).chunks_mut(CHUNK).zip(values::<E>(second).chunks_mut(CHUNK));
+            let gradient = flex::slice::<E>(gradient).chunks(CHUNK);
+            chunks.extend(values::<E>(weight).chunks_mut(CHUNK).zip(moments).zip(gradient).map(|chunk| (chunk, *decays)));
+        }
+        let constants = Constants::<E>::of(&step);
+        chunks.into_par_iter().with_min_len(grain()).for_each(|(((weight, (first, second)), gradient), decays)| {
+            update(weight, first, second, gradient, decays, &constants);
+        });
+    });
+    primitives
+        .into_iter()
+        .map(|([weight, first, second], gradient, decays)| {
+            let [weight, first, second, gradient] =
+                [weight, first, second, gradient].map(Tensor::<1>::from_primitive::<Flex>);
+            AdamwParameter { weight, gradient, first, second, decays }
+        })
+        .collect()
+}
+
+struct Constants<E> {
+    beta1: E,
+    beta2: E,
+    rest1: E,
+    rest2: E,
+    epsilon: E,
+    scale: E,
+    keep: E,
+    rate: E,
+    root: E,
+}
+
+impl<E: Element> Constants<E> {
+    fn of(step: &AdamwStep) -> Self {
+        let (correction1, correction2) = step.corrections();
+        Constants {
+            beta1: E::of(step.beta1),
+            beta2: E::of(step.beta2),
+            rest1: E::of(1.0 - step.beta1),
+            rest2: E::of(1.0 - step.beta2),
+            epsilon: E::of(step.epsilon),
+            scale: E::of(step.gradient_scale),
+            keep: E::of(1.0 - step.learning_rate * step.weight_decay),
+            rate: E::of(step.learning_rate / correction1),
+            root: E::of(1.0 / correction2.sqrt()),
+        }
+    }
+}
+
+vectorised! {
+    fn update<E: Element>(
+        weight: &mut [E],
+        first: &mut [E],
+        second: &mut [E],
+        gradient: &[E],
+        decays: bool,
+        constants: &Constants<E>,
+    ) {
+        let count = weight.len();
+        let (first, second, gradient) = (&mut first[..count], &mut second[..count], &gradient[..count]);
+        let Constants { beta1, beta2, rest1, rest2, epsilon, scale, keep, rate, root } = *constants;
+        let keep = if decays { keep } else { E::of(1.0) };
+        for i in 0..count {
+            let g = gradient[i] * scale;
+            first[i] = beta1 * first[i] + rest1 * g;
+            second[i] = beta2 * second[i] + rest2 * g * g;
+            weight[i] = keep * weight[i] - rate * first[i] / (second[i].root() * root + epsilon);
+        }
+    }
+
+    fn squares<E: Element>(values: &[E]) -> f64 {
+        let mut lanes = [0f64; 16];
+        let chunks = values.chunks_exact(16);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for lane in 0..16 {
+                lanes[lane] += chunk[lane].wide() * chunk[lane].wide();
+            }
+        }
+        let mut total = 0f64;
+        for lane in lanes {
+            total += lane;
+        }
+        for x in rest {
+            total += x.wide() * x.wide();
+        }
+        total
+    }
+}
+
+fn composed(parameter: AdamwParameter, step: &AdamwStep) -> AdamwParameter {
+    let AdamwParameter { weight, gradient, first, second, decays } = parameter;
+    let (correction1, correction2) = step.corrections();
+    let scaled = gradient.clone() * step.gradient_scale;
+    let first = first * step.beta1 + scaled.clone() * (1.0 - step.beta1);
+    let second = second * step.beta2 + scaled.clone() * scaled * (1.0 - step.beta2);
     let update = (first.clone() * (1.0 / correction1)) / ((second.clone() * (1.0 / correction2)).sqrt() + step.epsilon);
-    let weight = weight * (1.0 - step.learning_rate * step.weight_decay) - update * step.learning_rate;
-    (weight, first, second)
+    let decay = if decays { step.weight_decay } else { 0.0 };
+    let weight = weight * (1.0 - step.learning_rate * decay) - update * step.learning_rate;
+    AdamwParameter { weight, gradient, first, second, decays }
 }
 
 fn values<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
@@ -89,26 +179,23 @@ fn values<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
 
 /// Sum of squares in `f64`. NaN and infinity come through.
 pub fn sum_of_squares<const D: usize>(tensor: &Tensor<D>) -> f64 {
-    if flex::is_flex(tensor) {
-        let tensor = flex::plain(tensor.clone());
-        return for_element!(&tensor, E => {
-            let partials: Vec<f64> = flex::slice::<E>(&tensor)
-                .par_chunks(CHUNK)
-                .map(|chunk| {
-                    let mut lanes = [0f64; 4];
-                    let parts = chunk.chunks_exact(4);
-                    let tail: f64 = parts.remainder().iter().map(|x| x.wide() * x.wide()).sum();
-                    for part in parts {
-                        for lane in 0..4 {
-                            lanes[lane] += part[lane].wide() * part[lane].wide();
-                        }
-                    }
-                    lanes.iter().sum::<f64>() + tail
-                })
-                .collect();
-            partials.iter().sum()
-        });
+    let count: usize = tensor.dims().iter().product();
+    total_of_squares(&[tensor.clone().reshape([count])])
+}
+
+/// Sum of the squares of all numbers of all tensors, in `f64`. NaN and infinity come through.
+pub fn total_of_squares(tensors: &[Tensor<1>]) -> f64 {
+    match tensors.first() {
+        Some(first) if flex::is_flex(first) => {}
+        _ => {
+            let values = tensors.iter().map(|tensor| tensor.clone().into_data());
+            return values.map(|values| values.iter::<f64>().map(|x| x * x).sum::<f64>()).sum();
+        }
     }
-    let values = tensor.clone().into_data();
-    values.iter::<f64>().map(|x| x * x).sum()
+    let primitives: Vec<FlexTensor> = tensors.iter().map(|tensor| flex::plain(tensor.clone())).collect();
+    for_element!(&primitives[0], E => {
+        let chunks: Vec<&[E]> = primitives.iter().flat_map(|tensor| flex::slice::<E>(tensor).chunks(CHUNK)).collect();
+        let partials: Vec<f64> = chunks.into_par_iter().with_min_len(grain()).map(squares).collect();
+        partials.iter().sum()
+    })
 }

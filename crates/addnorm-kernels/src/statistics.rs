@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 
 use crate::element::Element;
 use crate::flex::{self, for_element};
+use crate::simd::vectorised;
 
 /// The numbers of a tensor, widened.
 pub fn to_f64<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
@@ -33,19 +34,52 @@ pub fn mean_token_cosine(x: &Tensor<3>) -> f64 {
         let mut sum = vec![0f64; width];
         let mut own = 0.0;
         for row in sequence.chunks_exact(width) {
-            let largest = row.iter().fold(0.0f64, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most });
-            if largest == 0.0 {
-                continue;
-            }
-            let length = row.iter().map(|x| (x / largest) * (x / largest)).sum::<f64>().sqrt() * largest;
-            for (sum, x) in sum.iter_mut().zip(row) {
-                *sum += x / length;
-            }
-            own += row.iter().map(|x| (x / length) * (x / length)).sum::<f64>();
+            own += add_unit(&mut sum, row);
         }
         total += (sum.iter().map(|x| x * x).sum::<f64>() - own) / (time as f64 * (time as f64 - 1.0));
     }
     if time < 2 { f64::NAN } else { total / batch as f64 }
+}
+
+vectorised! {
+    /// Adds the unit vector along a row, and says what its own square is: 1, or 0 for a row of zeros.
+    fn add_unit(sum: &mut [f64], row: &[f64]) -> f64 {
+        let mut lanes = [0f64; 16];
+        let whole = row.len() - row.len() % 16;
+        for start in (0..whole).step_by(16) {
+            for lane in 0..16 {
+                lanes[lane] += row[start + lane] * row[start + lane];
+            }
+        }
+        let mut square = 0.0;
+        for lane in lanes {
+            square += lane;
+        }
+        for x in &row[whole..] {
+            square += x * x;
+        }
+        // A square that overflows or vanishes although the row does not is taken relative to the largest number.
+        let mut unit = 1.0;
+        if !(1e-280..1e280).contains(&square) {
+            unit = row.iter().fold(0.0f64, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most });
+            if unit == 0.0 {
+                return 0.0;
+            }
+            square = row.iter().map(|x| (x / unit) * (x / unit)).sum();
+        }
+        let factor = 1.0 / square.sqrt();
+        let (sum, row) = (&mut sum[..row.len()], row);
+        if unit == 1.0 {
+            for i in 0..row.len() {
+                sum[i] += row[i] * factor;
+            }
+        } else {
+            for i in 0..row.len() {
+                sum[i] += row[i] / unit * factor;
+            }
+        }
+        square * factor * factor
+    }
 }
 
 /// Whether every number is finite.

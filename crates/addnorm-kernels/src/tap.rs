@@ -7,6 +7,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
 use crate::flex::{self, Kernel};
+use crate::slot::Slot;
 
 /// Where a [`tap`] leaves the gradient. Cheap to clone; clones share what they hold.
 #[derive(Debug, Clone, Default)]
@@ -40,22 +41,18 @@ pub fn tap(x: Tensor<3>, into: &GradientTap) -> Tensor<3> {
 struct Tap(GradientTap);
 
 impl Kernel for Tap {
-    const KEEPS_INPUTS: bool = false;
+    fn kept(&self, _: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        Vec::new()
+    }
 
-    fn forward(&self, inputs: &[FlexTensor]) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
         (inputs[0].clone(), Vec::new())
     }
 
-    fn backward(
-        &self,
-        _: &[FlexTensor],
-        _: &[FlexTensor],
-        upstream: FlexTensor,
-        _: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, slots: &mut [Slot]) {
         if let Ok(mut held) = self.0.0.lock() {
             *held = Some(upstream.clone());
         }
-        vec![Some(upstream)]
+        slots[0].put(1.0, &upstream);
     }
 }

@@ -127,33 +127,95 @@ fn linear_maps() {
     }
 }
 
+fn plain_attention(heads: usize, kv_heads: usize, causal: bool) -> AttentionSettings {
+    AttentionSettings { heads, kv_heads, causal, rotary: None, visible: None }
+}
+
 #[test]
 fn attention_with_grouped_heads() {
     for (batch, time, heads, kv_heads, head) in [(1, 1, 1, 1, 1), (2, 5, 4, 2, 3), (1, 66, 2, 1, 2), (2, 130, 3, 3, 1)]
     {
         let shapes = [[batch, time, heads * head], [batch, time, kv_heads * head], [batch, time, kv_heads * head]];
         for causal in [true, false] {
-            let kernel = |t: &[Cube]| attention(t[0].clone(), t[1].clone(), t[2].clone(), heads, kv_heads, causal);
+            let settings = plain_attention(heads, kv_heads, causal);
+            let none = || [None, None, None];
+            let kernel = |t: &[Cube]| attention(t[0].clone(), t[1].clone(), t[2].clone(), none(), &settings);
             if time < 100 {
                 check_gradient(&shapes, kernel);
             }
             check_composition(&shapes, kernel, |t| {
-                attention::composed(t[0].clone(), t[1].clone(), t[2].clone(), heads, kv_heads, causal)
+                attention::composed(t[0].clone(), t[1].clone(), t[2].clone(), none(), &settings)
             });
         }
     }
 }
 
 #[test]
+fn attention_with_norms_rotation_and_hidden_keys_inside() {
+    for (batch, time, heads, kv_heads, head) in [(1, 1, 1, 1, 2), (2, 5, 4, 2, 6), (2, 67, 2, 1, 2)] {
+        let stream = |count: usize| [batch, time, count * head];
+        let vector = [1, 1, head];
+        let shapes = [stream(heads), stream(kv_heads), stream(kv_heads), vector, vector, vector, vector];
+        let centred = Norm { centre: true, epsilon: 1e-2, scale: 1.0, gain_offset: 0.0, round_before_gain: false };
+        let shifted = Norm { centre: false, gain_offset: 1.0, ..centred };
+        let visible: Arc<[bool]> = (0..batch * time).map(|at| at % 3 != 1).collect();
+        for causal in [true, false] {
+            for visible in [None, Some(visible.clone())] {
+                let settings =
+                    AttentionSettings { rotary: Some(100.0), visible, ..plain_attention(heads, kv_heads, causal) };
+                let vector = |x: &Cube| x.clone().reshape([head]);
+                let norms = |t: &[Cube]| {
+                    [
+                        Some(HeadNorm { norm: centred, gain: vector(&t[3]), bias: Some(vector(&t[4])) }),
+                        Some(HeadNorm { norm: shifted, gain: vector(&t[5]), bias: None }),
+                        Some(HeadNorm { norm: shifted, gain: vector(&t[6]), bias: None }),
+                    ]
+                };
+                let kernel = |t: &[Cube]| attention(t[0].clone(), t[1].clone(), t[2].clone(), norms(t), &settings);
+                if time < 60 {
+                    check_gradient(&shapes, kernel);
+                }
+                check_composition(&shapes, kernel, |t| {
+                    attention::composed(t[0].clone(), t[1].clone(), t[2].clone(), norms(t), &settings)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn t20_a_query_that_may_see_no_key_gives_zero_and_no_gradient() {
+    type Body = fn(Cube, Cube, Cube, [Option<HeadNorm>; 3], &AttentionSettings) -> Cube;
+    for body in [attention as Body, attention::composed as Body] {
+        // The first sequence is all padding; in the second the one real score lies far below any finite fill.
+        let settings =
+            AttentionSettings { visible: Some([false, false, true, false].into()), ..plain_attention(1, 1, false) };
+        let q = cube(&[1.0, 2.0, -200.0, 3.0], [2, 2, 1], DType::F32);
+        let k = cube(&[5.0, 6.0, 100.0, 7.0], [2, 2, 1], DType::F32);
+        let v = cube(&[1.0, 2.0, 3.0, 4.0], [2, 2, 1], DType::F32);
+        let y = body(q.clone(), k.clone(), v.clone(), [None, None, None], &settings);
+        assert_eq!(to_f64(&y), [0.0, 0.0, 3.0, 3.0]);
+        let gradients = y.sum().backward();
+        for x in [q, k, v.clone()] {
+            let gradient = to_f64(&x.grad(&gradients).expect("a gradient arrives"));
+            assert!(gradient.iter().all(|value| value.is_finite()), "{gradient:?}");
+            assert_eq!(gradient[..2], [0.0, 0.0]);
+        }
+        assert_eq!(to_f64(&v.grad(&gradients).expect("a gradient arrives")), [0.0, 0.0, 2.0, 0.0]);
+    }
+}
+
+#[test]
 fn attention_survives_extreme_scores_and_shows_a_nan() {
+    let causal = |q: &Cube, k: &Cube, v: Cube| {
+        to_f64(&attention(q.clone(), k.clone(), v, [None, None, None], &plain_attention(1, 1, true)))
+    };
     let q = cube(&[1e18, -1e18, 3.0, 0.0], [1, 4, 1], DType::F32);
     let k = cube(&[1e18, 1.0, -1e18, 2.0], [1, 4, 1], DType::F32);
-    let v = cube(&[1.0, 2.0, 3.0, 4.0], [1, 4, 1], DType::F32);
-    let y = to_f64(&attention(q.clone(), k.clone(), v, 1, 1, true));
+    let y = causal(&q, &k, cube(&[1.0, 2.0, 3.0, 4.0], [1, 4, 1], DType::F32));
     assert_eq!(y[..3], [1.0, 2.0, 1.0]);
     assert!((y[3] - 2.5).abs() < 1e-6);
-    let v = cube(&[1.0, f64::NAN, 3.0, 4.0], [1, 4, 1], DType::F32);
-    let y = to_f64(&attention(q, k, v, 1, 1, true));
+    let y = causal(&q, &k, cube(&[1.0, f64::NAN, 3.0, 4.0], [1, 4, 1], DType::F32));
     assert!(y[1].is_nan() && y[3].is_nan(), "{y:?}");
 }
 
@@ -176,18 +238,109 @@ fn w11_rotary_positions_are_half_split() {
     }
 }
 
+/// Losses of given logits: the head is the unit matrix.
+fn losses_of(logits: Cube, targets: Arc<[u32]>) -> Vec<f64> {
+    let vocabulary = logits.dims()[2];
+    let unit = (0..vocabulary * vocabulary).map(|at| if at % (vocabulary + 1) == 0 { 1.0 } else { 0.0 });
+    let unit = cube(&unit.collect::<Vec<f64>>(), [1, vocabulary, vocabulary], logits.dtype());
+    to_f64(&head_loss(logits, unit.reshape([vocabulary, vocabulary]), targets))
+}
+
 #[test]
-fn cross_entropy_and_its_gradient() {
-    for (batch, time, vocabulary) in [(1, 1, 1), (2, 3, 5), (1, 40, 65)] {
+fn head_and_loss_and_their_gradients() {
+    for (batch, time, width, vocabulary) in [(1, 1, 1, 1), (2, 3, 4, 5), (1, 40, 3, 65)] {
         let targets: Arc<[u32]> = (0..batch * time).map(|i| (i * 7 % vocabulary) as u32).collect();
-        check_gradient(&[[batch, time, vocabulary]], |t| {
-            let losses = cross_entropy(t[0].clone(), targets.clone());
+        let shapes = [[batch, time, width], [1, vocabulary, width]];
+        let kernel = |t: &[Cube]| {
+            let losses = head_loss(t[0].clone(), t[1].clone().reshape([vocabulary, width]), targets.clone());
             losses.reshape([batch, time, 1])
+        };
+        check_gradient(&shapes, kernel);
+        check_composition(&shapes, kernel, |t| {
+            let logits = t[0].clone().matmul(t[1].clone().swap_dims(1, 2));
+            let shares = burn::tensor::activation::log_softmax(logits, 2).reshape([batch * time, vocabulary]);
+            let numbers: Vec<i32> = targets.iter().map(|&target| target as i32).collect();
+            let numbers =
+                Tensor::<2, burn::tensor::Int>::from_data(TensorData::new(numbers, [batch * time, 1]), &device());
+            shares.gather(1, numbers).neg().reshape([batch, time, 1])
         });
     }
-    let logits = cube(&[1e4, 0.0, -1e4, f64::NAN, 0.0, 0.0], [1, 2, 3], DType::F32);
-    let losses = to_f64(&cross_entropy(logits, [1, 1].into()));
-    assert!((losses[0] - 1e4).abs() < 1.0 && losses[1].is_nan());
+    let first = losses_of(cube(&[1e4, 0.0, -1e4], [1, 1, 3], DType::F32), [1].into());
+    assert!((first[0] - 1e4).abs() < 1.0, "{first:?}");
+    let second = losses_of(cube(&[f64::NAN, 0.0, 0.0], [1, 1, 3], DType::F32), [1].into());
+    assert!(second[0].is_nan());
+}
+
+#[test]
+fn a_large_vocabulary_is_worked_on_in_parts_and_gives_the_same() {
+    // 70 rows of 65,537 logits are more than are kept: the sum over all equals that over two halves.
+    let (rows, vocabulary) = (70, 65_537);
+    let x = cube(&wave(rows * 2, 0.7), [1, rows, 2], DType::F32);
+    let weight = cube(&wave(vocabulary * 2, 0.0013), [1, vocabulary, 2], DType::F32);
+    let targets: Arc<[u32]> = (0..rows as u32).map(|i| i * 911).collect();
+    let run = |from: usize, to: usize| {
+        let part = x.clone().slice_dim(1, from..to);
+        let losses = head_loss(part, weight.clone().reshape([vocabulary, 2]), targets[from..to].into());
+        let gradients = losses.clone().sum().backward();
+        let [dx, dweight] = [&x, &weight].map(|x| to_f64(&x.grad(&gradients).expect("a gradient arrives")));
+        (to_f64(&losses), dx, dweight)
+    };
+    let (whole, halves) = (run(0, rows), [run(0, rows / 2), run(rows / 2, rows)]);
+    assert_eq!(whole.0, [halves[0].0.clone(), halves[1].0.clone()].concat());
+    for (which, tolerance) in [(0, 1e-7), (1, 1e-6)] {
+        let pick = |run: &(Vec<f64>, Vec<f64>, Vec<f64>)| if which == 0 { run.1.clone() } else { run.2.clone() };
+        let (first, second) = (pick(&halves[0]), pick(&halves[1]));
+        for ((whole, a), b) in pick(&whole).iter().zip(first).zip(second) {
+            assert!((whole - a - b).abs() < tolerance, "{whole} and {}", a + b);
+        }
+    }
+}
+
+#[test]
+fn a_norm_of_a_sum_is_the_norm_after_the_sum() {
+    let settings = Norm { centre: true, epsilon: 1e-2, scale: 0.7, gain_offset: 0.0, round_before_gain: false };
+    for shape in ODD {
+        for count in [1, 2, 3, 4, 5] {
+            let mut shapes = vec![shape; count];
+            shapes.extend([[1, 1, shape[2]]; 2]);
+            let terms = |t: &[Cube]| -> Vec<(f64, Cube)> {
+                t[..count].iter().enumerate().map(|(at, x)| (1.0 - 0.6 * at as f64, x.clone())).collect()
+            };
+            let vector = |x: &Cube| Some(x.clone().reshape([x.dims()[2]]));
+            for settings in [settings, Norm { centre: false, gain_offset: 1.0, ..settings }] {
+                let kernel = |t: &[Cube]| add_norm(terms(t), vector(&t[count]), vector(&t[count + 1]), settings);
+                check_gradient(&shapes, kernel);
+                check_composition(&shapes, kernel, |t| {
+                    norm::composed(weighted_sum(terms(t)), vector(&t[count]), vector(&t[count + 1]), settings)
+                });
+            }
+        }
+    }
+    // A term that goes on beside the norm, and a term that is there twice.
+    check_gradient(&[[2, 9, 5], [2, 9, 5]], |t| {
+        let sum = weighted_sum(vec![(1.0, t[0].clone()), (0.5, t[1].clone())]);
+        let normal = add_norm(vec![(1.0, sum.clone())], None, None, settings);
+        add_norm(vec![(1.0, sum.clone()), (-0.4, normal.clone()), (0.3, sum), (1.0, normal)], None, None, settings)
+    });
+}
+
+#[test]
+fn a_linear_map_with_its_non_linearity_inside() {
+    for (rows, hidden, output) in [(1, 1, 1), (5, 65, 3), (70, 3, 65)] {
+        let shapes = [[1, rows, hidden], [1, rows, hidden], [1, hidden, output], [1, 1, output]];
+        let matrix = |x: &Cube| x.clone().reshape([hidden, output]);
+        let vector = |x: &Cube| Some(x.clone().reshape([output]));
+        for function in [Activation::Gelu, Activation::Silu] {
+            check_gradient(&shapes, |t| {
+                activated_linear(t[0].clone(), Some(t[1].clone()), function, matrix(&t[2]), vector(&t[3]))
+            });
+            check_composition(
+                &[shapes[0], shapes[2], shapes[3]],
+                |t| activated_linear(t[0].clone(), None, function, matrix(&t[1]), vector(&t[2])),
+                |t| linear(activation(t[0].clone(), function), matrix(&t[1]), vector(&t[2]), false),
+            );
+        }
+    }
 }
 
 #[test]
@@ -200,11 +353,13 @@ fn sums_embeddings_and_dropout() {
     }
     let tokens: Arc<[u32]> = [3, 0, 3, 1, 3, 2].into();
     check_gradient(&[[1, 4, 5]], |t| embedding(t[0].clone().reshape([4, 5]), tokens.clone(), [2, 3]));
-    check_gradient(&[[2, 3, 5]], |t| dropout(t[0].clone(), 0.4, 17));
+    check_gradient(&[[2, 3, 5]], |t| dropout(t[0].clone(), 0.4, 17, 0));
     let ones = cube(&vec![1.0; 100_000], [1, 100, 1000], DType::F32);
-    let (a, b) = (to_f64(&dropout(ones.clone(), 0.25, 1)), to_f64(&dropout(ones.clone(), 0.25, 1)));
+    let (a, b) = (to_f64(&dropout(ones.clone(), 0.25, 1, 0)), to_f64(&dropout(ones.clone(), 0.25, 1, 0)));
     assert_eq!(a, b, "a seed is a mask");
-    assert_ne!(a, to_f64(&dropout(ones, 0.25, 2)));
+    assert_ne!(a, to_f64(&dropout(ones.clone(), 0.25, 2, 0)));
+    let second_half = ones.slice_dim(1, 50..100);
+    assert_eq!(a[50_000..], to_f64(&dropout(second_half, 0.25, 1, 50_000)), "a part is masked as in the whole");
     let mean = a.iter().sum::<f64>() / a.len() as f64;
     assert!((mean - 1.0).abs() < 0.01, "the mean stays: {mean}");
 }
@@ -237,7 +392,7 @@ fn the_number_of_threads_changes_no_bit() {
             let settings = Norm { centre: true, epsilon: 1e-5, scale: 1.0, gain_offset: 0.0, round_before_gain: false };
             let y =
                 norm(linear(x.clone(), w.clone().reshape([96, 96]), None, false), Some(gain.clone()), None, settings);
-            let y = attention(y.clone(), y.clone(), y, 4, 4, true);
+            let y = attention(y.clone(), y.clone(), y, [None, None, None], &plain_attention(4, 4, true));
             let gradients = (y.clone() * x.clone().detach()).sum().backward();
             [
                 to_f64(&y),
@@ -267,11 +422,20 @@ fn adamw_is_the_published_update_and_decays_only_as_told() {
         number: 1,
         gradient_scale: 0.5,
     };
-    let (mut w, mut m, mut v) = (vector(&[1.0, -2.0]), vector(&[0.0, 0.0]), vector(&[0.0, 0.0]));
+    let [mut w, mut m, mut v] = [&[1.0, -2.0], &[0.0, 0.0], &[0.0, 0.0]].map(|values: &[f64; 2]| vector(values));
     let (mut ew, mut em, mut ev) = ([1.0, -2.0], [0.0, 0.0], [0.0, 0.0]);
     for number in 1..=5 {
         let gradient = [0.3 * f64::from(number), -0.7];
-        (w, m, v) = adamw(w, vector(&gradient), m, v, AdamwStep { number: number as u64, ..step });
+        let parameter = AdamwParameter { weight: w, gradient: vector(&gradient), first: m, second: v, decays: true };
+        // A second parameter, which is not decayed, stands beside it.
+        let other = AdamwParameter { decays: false, ..parameter.clone() };
+        let mut both = adamw(vec![parameter, other], AdamwStep { number: number as u64, ..step });
+        let other = both.pop().unwrap();
+        AdamwParameter { weight: w, first: m, second: v, .. } = both.pop().unwrap();
+        if number == 1 {
+            let difference = to_f64(&other.weight)[0] - to_f64(&w)[0];
+            assert!((difference - 0.1 * 0.2).abs() < 1e-12, "the decay alone differs: {difference}");
+        }
         for i in 0..2 {
             let g: f64 = 0.5 * gradient[i];
             em[i] = 0.9 * em[i] + 0.1 * g;
@@ -285,8 +449,9 @@ fn adamw_is_the_published_update_and_decays_only_as_told() {
     }
     // B03: with a tiny gradient the epsilon shows.
     let tiny = AdamwStep { learning_rate: 1.0, weight_decay: 0.0, gradient_scale: 1.0, ..step };
-    let (w, _, _) = adamw(vector(&[0.0]), vector(&[1e-6]), vector(&[0.0]), vector(&[0.0]), tiny);
-    assert!((to_f64(&w)[0] + 0.990).abs() < 1e-3);
+    let [weight, gradient, first, second] = [0.0, 1e-6, 0.0, 0.0].map(|value| vector(&[value]));
+    let moved = adamw(vec![AdamwParameter { weight, gradient, first, second, decays: true }], tiny);
+    assert!((to_f64(&moved[0].weight)[0] + 0.990).abs() < 1e-3);
 }
 
 #[test]

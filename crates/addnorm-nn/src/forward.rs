@@ -1,21 +1,24 @@
 //! The algebra of tensors: what a plan's steps compute.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 
 use addnorm_kernels::{
-    Activation, Norm, activation, attention, dropout, embedding, gated_activation, linear, norm, rotary, weighted_sum,
+    Activation, AttentionSettings, HeadNorm, Norm, activated_linear, activation, add_norm, attention, dropout,
+    embedding, gated_activation, head_loss, linear, weighted_sum,
 };
 use addnorm_scheme::{
-    Algebra, HeadNormScope, Mix, Operator, Place, Scalar, ScalarFunction, Section, Sublayer, interpret,
+    Algebra, HeadNormScope, Mix, Operator, Place, Scalar, ScalarFunction, Section, Sublayer, interpret_section,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData, activation as functions};
 
 use crate::config::{ActivationKind, ModelConfig, Positions};
+use crate::gradient::Leaves;
 use crate::layout::{LinearAt, NormAt};
 use crate::model::Model;
 use crate::observer::Observer;
-use crate::weights::Weights;
+use crate::weights::{Weight, Weights};
 
 /// Token numbers of some sequences of one length.
 #[derive(Debug, Clone)]
@@ -33,25 +36,44 @@ pub struct ForwardOptions {
     pub dropout_seed: Option<u64>,
     /// The training step, from 0, for constants that depend on it.
     pub step: u64,
+    /// For gradients: how many blocks are run once more at a time in the backward pass, instead of keeping
+    /// what they computed; 0 keeps everything.
+    pub recompute: usize,
+    /// How many sequences of the batch came before the first of these, so that a part of a batch meets the
+    /// same dropout masks as in the whole.
+    pub first_sequence: usize,
 }
 
-/// Runs the model. The result is the logits, `[batch, time, vocabulary]`.
-pub(crate) fn forward(
-    model: &Model,
-    weights: &Weights,
-    tokens: &Tokens,
-    options: ForwardOptions,
-    observer: &mut dyn Observer,
-) -> Tensor<3> {
-    let mut tensors = Tensors { model, weights, options, observer, masks: 0 };
-    let embedded = tensors.embed(tokens);
-    let Ok(result) = interpret(&model.plan, &mut tensors, embedded);
-    linear(result, weights.0[model.layout.head].matrix(), None, true)
+/// Where a pass reads the parameters.
+#[derive(Clone, Copy)]
+pub(crate) enum Parameters<'a> {
+    /// As they are: no graph is made unless they are tracked themselves.
+    Plain(&'a Weights),
+    /// As leaves of a graph.
+    Tracked(&'a Leaves<'a>),
 }
 
-struct Tensors<'a> {
+impl Parameters<'_> {
+    fn get(&self, index: usize) -> Weight {
+        match self {
+            Parameters::Plain(weights) => weights.0[index].clone(),
+            Parameters::Tracked(leaves) => leaves.get(index),
+        }
+    }
+
+    fn vector(&self, index: usize) -> Tensor<1> {
+        self.get(index).vector()
+    }
+
+    fn matrix(&self, index: usize) -> Tensor<2> {
+        self.get(index).matrix()
+    }
+}
+
+/// One pass of some tokens through the model, or through some of its sections.
+pub(crate) struct Pass<'a> {
     model: &'a Model,
-    weights: &'a Weights,
+    parameters: Parameters<'a>,
     options: ForwardOptions,
     observer: &'a mut dyn Observer,
     /// Dropout masks drawn so far in this pass.
@@ -66,21 +88,66 @@ enum Factor {
     Learned(Tensor<1>),
 }
 
-impl Tensors<'_> {
+impl<'a> Pass<'a> {
+    /// A pass that goes on after `masks` dropout masks.
+    pub(crate) fn new(
+        model: &'a Model,
+        parameters: Parameters<'a>,
+        options: ForwardOptions,
+        observer: &'a mut dyn Observer,
+        masks: u64,
+    ) -> Self {
+        Pass { model, parameters, options, observer, masks }
+    }
+
+    /// Dropout masks drawn so far.
+    pub(crate) fn masks(&self) -> u64 {
+        self.masks
+    }
+
+    /// Runs sections by number: 0 is the embedding rule, the last one the head.
+    pub(crate) fn sections(&mut self, sections: Range<usize>, mut streams: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
+        let model = self.model;
+        for section in model.plan.sections().skip(sections.start).take(sections.len()) {
+            let Ok(results) = interpret_section(section, self, streams);
+            streams = results;
+        }
+        streams
+    }
+
+    /// Runs everything up to what the output matrix reads.
+    pub(crate) fn whole(&mut self, tokens: &Tokens) -> Tensor<3> {
+        let streams = self.embed(tokens);
+        let sections = self.model.plan.blocks.len() + 2;
+        // The head has one result.
+        self.sections(0..sections, streams).swap_remove(0)
+    }
+
+    /// The logits of what the head's section gave, `[batch, time, vocabulary]`.
+    pub(crate) fn logits(&self, x: Tensor<3>) -> Tensor<3> {
+        linear(x, self.parameters.matrix(self.model.layout.head), None, true)
+    }
+
+    /// The loss of every position, `[batch * time]`.
+    pub(crate) fn losses(&self, x: Tensor<3>, targets: Arc<[u32]>) -> Tensor<1> {
+        head_loss(x, self.parameters.matrix(self.model.layout.head), targets)
+    }
+
     fn config(&self) -> &ModelConfig {
         &self.model.config
     }
 
-    fn embed(&mut self, tokens: &Tokens) -> Tensor<3> {
+    /// The streams that the embedding rule begins with.
+    pub(crate) fn embed(&mut self, tokens: &Tokens) -> Vec<Tensor<3>> {
         let layout = &self.model.layout;
         let [batch, time] = tokens.shape;
-        let embedded = embedding(self.weights.0[layout.embedding].matrix(), tokens.numbers.clone(), tokens.shape);
+        let embedded = embedding(self.parameters.matrix(layout.embedding), tokens.numbers.clone(), tokens.shape);
         let embedded = match self.config().positions {
             Positions::None | Positions::Rope => embedded,
             Positions::Learned => {
                 let numbers: Arc<[u32]> = (0..batch).flat_map(|_| 0..time as u32).collect();
                 let index = layout.positions.expect("learned positions have a table");
-                let positions = embedding(self.weights.0[index].matrix(), numbers, tokens.shape);
+                let positions = embedding(self.parameters.matrix(index), numbers, tokens.shape);
                 weighted_sum(vec![(1.0, embedded), (1.0, positions)])
             }
             Positions::Sinusoidal => {
@@ -89,7 +156,7 @@ impl Tensors<'_> {
                 embedded + table
             }
         };
-        self.drop_out(embedded)
+        vec![self.drop_out(embedded); self.model.plan.streams.len()]
     }
 
     fn drop_out(&mut self, x: Tensor<3>) -> Tensor<3> {
@@ -97,40 +164,50 @@ impl Tensors<'_> {
         match self.options.dropout_seed {
             Some(seed) if probability > 0.0 => {
                 self.masks += 1;
-                dropout(x, probability, seed.wrapping_add(self.masks.wrapping_mul(0xd134_2543_de82_ef95)))
+                let seed = seed.wrapping_add(self.masks.wrapping_mul(0xd134_2543_de82_ef95));
+                let [_, time, width] = x.dims();
+                dropout(x, probability, seed, self.options.first_sequence * time * width)
             }
             _ => x,
         }
     }
 
-    fn norm(&self, x: Tensor<3>, at: NormAt, scale: f64) -> Tensor<3> {
-        let parameter = |index: usize| self.weights.0[index].vector();
+    fn norm_of(&self, scale: f64) -> Norm {
         let kind = self.model.norm;
-        let norm_of = Norm {
+        Norm {
             centre: kind.centres(),
             epsilon: self.config().epsilon,
             scale,
             gain_offset: kind.gain_offset(),
             round_before_gain: false,
-        };
-        norm(x, Some(parameter(at.gain)), at.bias.map(parameter), norm_of)
+        }
+    }
+
+    fn norm(&self, x: Tensor<3>, at: NormAt) -> Tensor<3> {
+        self.add_norm(vec![(1.0, x)], at, 1.0)
+    }
+
+    fn add_norm(&self, terms: Vec<(f64, Tensor<3>)>, at: NormAt, scale: f64) -> Tensor<3> {
+        let parameter = |index: usize| self.parameters.vector(index);
+        add_norm(terms, Some(parameter(at.gain)), at.bias.map(parameter), self.norm_of(scale))
     }
 
     fn linear(&self, x: Tensor<3>, at: LinearAt) -> Tensor<3> {
-        linear(x, self.weights.0[at.weight].matrix(), at.bias.map(|bias| self.weights.0[bias].vector()), false)
+        linear(x, self.parameters.matrix(at.weight), at.bias.map(|bias| self.parameters.vector(bias)), false)
     }
 
-    /// A norm on queries, keys or values: `x: [batch, time, count * head_width]`.
-    fn projection_norm(&self, x: Tensor<3>, at: Option<NormAt>, count: usize) -> Tensor<3> {
-        let (Some(at), Some(norms)) = (at, self.model.plan.options.projection_norms) else {
-            return x;
+    /// Norms on queries, keys or values over their full width are taken here; those of every head by itself
+    /// belong to the attention.
+    fn projection(&self, x: Tensor<3>, at: LinearAt, norm_at: Option<NormAt>) -> (Tensor<3>, Option<HeadNorm>) {
+        let x = self.linear(x, at);
+        let (Some(at), Some(norms)) = (norm_at, self.model.plan.options.projection_norms) else {
+            return (x, None);
         };
-        let [batch, time, width] = x.dims();
         match norms.scope {
-            HeadNormScope::FullWidth => self.norm(x, at, 1.0),
+            HeadNormScope::FullWidth => (self.norm(x, at), None),
             HeadNormScope::PerHead => {
-                let heads = x.reshape([batch, time * count, width / count]);
-                self.norm(heads, at, 1.0).reshape([batch, time, width])
+                let bias = at.bias.map(|bias| self.parameters.vector(bias));
+                (x, Some(HeadNorm { norm: self.norm_of(1.0), gain: self.parameters.vector(at.gain), bias }))
             }
         }
     }
@@ -139,21 +216,19 @@ impl Tensors<'_> {
         let model = self.model;
         let at = model.layout.section(place).attention.as_ref().expect("the layout has the sublayers of the plan");
         let (heads, kv_heads) = (self.config().heads, self.config().key_value_heads());
-        let mut query = self.projection_norm(self.linear(x.clone(), at.query), at.query_norm, heads);
-        let mut key = self.projection_norm(self.linear(x.clone(), at.key), at.key_norm, kv_heads);
-        let value = self.projection_norm(self.linear(x, at.value), at.value_norm, kv_heads);
-        if self.config().positions == Positions::Rope {
-            query = rotary(query, heads, self.config().rope_base);
-            key = rotary(key, kv_heads, self.config().rope_base);
-        }
-        let mut y = attention(query, key, value, heads, kv_heads, true);
+        let (query, query_norm) = self.projection(x.clone(), at.query, at.query_norm);
+        let (key, key_norm) = self.projection(x.clone(), at.key, at.key_norm);
+        let (value, value_norm) = self.projection(x, at.value, at.value_norm);
+        let rotary = (self.config().positions == Positions::Rope).then_some(self.config().rope_base);
+        let settings = AttentionSettings { heads, kv_heads, causal: true, rotary, visible: None };
+        let mut y = attention(query, key, value, [query_norm, key_norm, value_norm], &settings);
         if let Some(scale) = at.head_scale {
             let [batch, time, width] = y.dims();
-            let scale = self.weights.0[scale].vector().reshape([1, 1, heads, 1]);
+            let scale = self.parameters.vector(scale).reshape([1, 1, heads, 1]);
             y = (y.reshape([batch, time, heads, width / heads]) * scale).reshape([batch, time, width]);
         }
         if let Some(inner) = at.inner_norm {
-            y = self.norm(y, inner, 1.0);
+            y = self.norm(y, inner);
         }
         self.linear(y, at.output)
     }
@@ -168,14 +243,16 @@ impl Tensors<'_> {
             ActivationKind::Relu => Activation::Relu,
             ActivationKind::Swiglu => Activation::Silu,
         };
-        let mut hidden = match at.gate {
-            Some(gate) => gated_activation(hidden, self.linear(x, gate), function),
+        let gate = at.gate.map(|gate| self.linear(x, gate));
+        let Some(inner) = at.inner_norm else {
+            let bias = at.output.bias.map(|bias| self.parameters.vector(bias));
+            return activated_linear(hidden, gate, function, self.parameters.matrix(at.output.weight), bias);
+        };
+        let hidden = match gate {
+            Some(gate) => gated_activation(hidden, gate, function),
             None => activation(hidden, function),
         };
-        if let Some(inner) = at.inner_norm {
-            hidden = self.norm(hidden, inner, 1.0);
-        }
-        self.linear(hidden, at.output)
+        self.linear(self.norm(hidden, inner), at.output)
     }
 
     fn factor(&self, place: Place, scalar: &Scalar) -> Factor {
@@ -184,7 +261,7 @@ impl Tensors<'_> {
             Scalar::Number(number) => Number(*number),
             Scalar::Name(name) => {
                 let index = self.model.layout.section(place).learnables[name];
-                Learned(self.weights.0[index].vector())
+                Learned(self.parameters.vector(index))
             }
             Scalar::Negative(inner) => match self.factor(place, inner) {
                 Number(number) => Number(-number),
@@ -240,7 +317,7 @@ fn sinusoids(time: usize, width: usize, device: &Device, dtype: DType) -> Tensor
     Tensor::from_data(TensorData::new(values, [1, time, width]), (device, dtype))
 }
 
-impl Algebra for Tensors<'_> {
+impl Algebra for Pass<'_> {
     type Value = Tensor<3>;
     type Error = Infallible;
 
@@ -269,18 +346,22 @@ impl Algebra for Tensors<'_> {
         } else {
             Vec::new()
         };
-        let mut sum = weighted_sum(terms);
-        for (sublayer, weight, x) in contributions {
-            self.observer.contribution(place, sublayer, &weighted_sum(vec![(weight, x)]), &sum);
-        }
         let scale = self.factor(place, &mix.scale.at_step(step));
         let fixed = if let Factor::Number(number) = scale { number } else { 1.0 };
-        if let Some(name) = &mix.norm {
-            let at = self.model.layout.section(place).norms[name];
-            sum = self.norm(sum, at, fixed);
-        } else if fixed != 1.0 {
-            sum = weighted_sum(vec![(fixed, sum)]);
+        if !contributions.is_empty() {
+            let sum = weighted_sum(terms);
+            for (sublayer, weight, x) in contributions {
+                self.observer.contribution(place, sublayer, &weighted_sum(vec![(weight, x)]), &sum);
+            }
+            terms = vec![(1.0, sum)];
         }
+        let mut sum = match &mix.norm {
+            Some(name) => self.add_norm(terms, self.model.layout.section(place).norms[name], fixed),
+            None => {
+                terms.iter_mut().for_each(|(weight, _)| *weight *= fixed);
+                weighted_sum(terms)
+            }
+        };
         if let Factor::Learned(factor) = scale {
             let [size] = factor.dims();
             sum = sum * factor.reshape([1, 1, size]);

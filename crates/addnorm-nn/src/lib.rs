@@ -8,6 +8,7 @@
 mod config;
 mod device;
 mod forward;
+mod gradient;
 mod layout;
 mod model;
 mod observer;
@@ -23,5 +24,7 @@ pub use observer::{NoObserver, Observer};
 pub use random::{Purpose, draw, stream, stream_seed};
 pub use weights::{Weight, Weights, WeightsError};
 
-pub use addnorm_kernels::{AdamwStep, GradientTap, adamw, records_gradients, statistics, sum_of_squares, tap};
+pub use addnorm_kernels::{
+    AdamwParameter, AdamwStep, GradientTap, adamw, records_gradients, statistics, sum_of_squares, tap, total_of_squares,
+};
 pub use burn::tensor::{DType, Device, Tensor};

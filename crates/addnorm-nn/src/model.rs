@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use addnorm_kernels::cross_entropy;
+use addnorm_kernels::statistics;
 use addnorm_scheme::cost::{Cost, Sizes, cost};
 use addnorm_scheme::{Dimensions, NormKind, Plan, PlanError, Scheme, Stack};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, ModelConfig, Positions};
-use crate::forward::{ForwardOptions, Tokens, forward};
+use crate::forward::{ForwardOptions, Parameters, Pass, Tokens};
+use crate::gradient::{part, parts_of, side_by_side};
 use crate::layout::{InitialValue, Layout, ParameterInfo, Role};
-use crate::observer::Observer;
+use crate::observer::{NoObserver, Observer};
 use crate::weights::{Weight, Weights};
 
 /// A decoder-only Transformer with its scheme: every parameter by name, none of their numbers.
@@ -171,7 +172,9 @@ impl Model {
         options: ForwardOptions,
         observer: &mut dyn Observer,
     ) -> Tensor<3> {
-        forward(self, weights, tokens, options, observer)
+        let mut pass = Pass::new(self, Parameters::Plain(weights), options, observer, 0);
+        let x = pass.whole(tokens);
+        pass.logits(x)
     }
 
     /// The loss of every position in nats, `[batch * time]`.
@@ -186,44 +189,22 @@ impl Model {
         options: ForwardOptions,
         observer: &mut dyn Observer,
     ) -> Tensor<1> {
-        cross_entropy(self.logits(weights, tokens, options, observer), targets)
+        let mut pass = Pass::new(self, Parameters::Plain(weights), options, observer, 0);
+        let x = pass.whole(tokens);
+        pass.losses(x, targets)
     }
 
-    /// Loss and gradients; the gradients are those of `scale` times the sum of the losses, so that parts of
-    /// a batch add up to the batch whatever their sizes.
-    ///
-    /// # Errors
-    /// If a parameter gets no gradient.
+    /// The sum of the losses of all positions in nats. On the CPU the sequences are parted among the threads
+    /// of the current pool, and the sum is made in their order.
     ///
     /// # Panics
     /// As [`losses`](Model::losses).
-    pub fn loss_and_gradients(
-        &self,
-        weights: &Weights,
-        tokens: &Tokens,
-        targets: Arc<[u32]>,
-        scale: f64,
-        options: ForwardOptions,
-        observer: &mut dyn Observer,
-    ) -> Result<LossAndGradients, GradientError> {
-        let tracked = weights.tracked();
-        let losses = self.losses(&tracked, tokens, targets, options, observer);
-        let total = addnorm_kernels::statistics::to_f64(&losses).iter().sum();
-        let mut gradients = (losses.sum() * scale).backward();
-        let missing = |info: &ParameterInfo| GradientError { name: info.name.clone() };
-        let gradients = tracked
-            .0
-            .iter()
-            .zip(self.parameters())
-            .map(|(weight, info)| match weight {
-                Weight::Vector(leaf) => {
-                    leaf.grad_remove(&mut gradients).map(Weight::Vector).ok_or_else(|| missing(info))
-                }
-                Weight::Matrix(leaf) => {
-                    leaf.grad_remove(&mut gradients).map(Weight::Matrix).ok_or_else(|| missing(info))
-                }
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(LossAndGradients { total, gradients })
+    pub fn total_loss(&self, weights: &Weights, tokens: &Tokens, targets: Arc<[u32]>, options: ForwardOptions) -> f64 {
+        let parts = part(tokens, &targets, parts_of(tokens, weights));
+        let losses = side_by_side(parts, |_, part| {
+            let losses = self.losses(weights, &part.tokens, part.targets, options, &mut NoObserver);
+            statistics::to_f64(&losses)
+        });
+        losses.into_iter().flatten().sum()
     }
 }

@@ -6,6 +6,11 @@ use burn::tensor::Tensor;
 /// Sees the values of a forward pass by their names, and may replace them by equal ones that record
 /// gradients. Every method does nothing unless overridden.
 pub trait Observer {
+    /// Whether it looks at anything. A pass that nobody looks at may run in parts.
+    fn looks(&self) -> bool {
+        true
+    }
+
     /// A residual stream as it leaves a section: the embedding rule or a block. `x: [batch, time, d]`.
     fn stream(&mut self, place: Place, stream: usize, x: &mut Tensor<3>) {
         let _ = (place, stream, x);
@@ -37,4 +42,8 @@ pub trait Observer {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoObserver;
 
-impl Observer for NoObserver {}
+impl Observer for NoObserver {
+    fn looks(&self) -> bool {
+        false
+    }
+}

@@ -50,6 +50,50 @@ impl Weight {
         }
     }
 
+    /// All its numbers in one row, without a copy.
+    pub fn flat(&self) -> Tensor<1> {
+        self.clone().into_flat()
+    }
+
+    /// All its numbers in one row, without a copy.
+    pub fn into_flat(self) -> Tensor<1> {
+        match self {
+            Weight::Vector(tensor) => tensor,
+            Weight::Matrix(tensor) => {
+                let [rows, columns] = tensor.dims();
+                tensor.reshape([rows * columns])
+            }
+        }
+    }
+
+    /// The reverse of [`into_flat`](Weight::into_flat).
+    pub fn from_flat(tensor: Tensor<1>, shape: &[usize]) -> Self {
+        match *shape {
+            [rows, columns] => Weight::Matrix(tensor.reshape([rows, columns])),
+            _ => Weight::Vector(tensor),
+        }
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Weight::Vector(tensor) => tensor.dims().to_vec(),
+            Weight::Matrix(tensor) => tensor.dims().to_vec(),
+        }
+    }
+
+    /// The sum of two of one shape.
+    ///
+    /// # Panics
+    /// If the shapes differ.
+    pub fn plus(self, other: Weight) -> Self {
+        match (self, other) {
+            (Weight::Vector(sum), Weight::Vector(part)) => Weight::Vector(sum + part),
+            (Weight::Matrix(sum), Weight::Matrix(part)) => Weight::Matrix(sum + part),
+            _ => panic!("a vector and a matrix have no sum"),
+        }
+    }
+
     /// A leaf of its own in a fresh graph.
     pub(crate) fn tracked(&self) -> Self {
         match self {
@@ -131,11 +175,6 @@ impl Weights {
             Weight::from_values(values, &info.shape, device, dtype)
         };
         Weights(parameters.iter().map(draw).collect())
-    }
-
-    /// Leaves of a fresh graph, for one backward pass.
-    pub(crate) fn tracked(&self) -> Self {
-        Weights(self.0.iter().map(Weight::tracked).collect())
     }
 
     /// Writes them as safetensors in `f32`, with `metadata` in the header. The file appears whole or not at all.

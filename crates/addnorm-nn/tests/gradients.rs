@@ -76,7 +76,7 @@ fn check(scheme: &Scheme, config: &ModelConfig, seed: usize) {
     }
     let tokens = Tokens { numbers: [1, 4, 2, 9, 4, 0, 10, 3, 3, 7].into(), shape: [2, 5] };
     let targets: Arc<[u32]> = [4, 2, 9, 4, 8, 10, 3, 3, 7, 5].into();
-    let options = ForwardOptions { dropout_seed: Some(3), step: 2 };
+    let options = ForwardOptions { dropout_seed: Some(3), step: 2, ..ForwardOptions::default() };
     let mut stops = FrozenStops::default();
     let result = model
         .loss_and_gradients(&weights, &tokens, targets.clone(), 1.0, options, &mut stops)

@@ -384,3 +384,51 @@ fn equal_seeds_give_equal_weights_and_schemes_share_their_draws() {
     let wb = b.initialise(1, &device, DType::F64);
     assert_eq!(find(&a, &wa, "embedding"), find(&b, &wb, "embedding"));
 }
+
+/// Loss and gradients of one batch, by scheme text and options, on a pool of so many threads.
+fn gradients(text: &str, config: &ModelConfig, options: ForwardOptions, threads: usize) -> (f64, Vec<Vec<f64>>) {
+    let model = model(text, config);
+    let weights = model.initialise(3, &device("flex").unwrap(), DType::F32);
+    let (batch, time) = (7, config.context);
+    let numbers: Arc<[u32]> = (0..batch * time).map(|at| (at * 13 % config.vocabulary) as u32).collect();
+    let targets = (0..batch * time).map(|at| (at * 5 % config.vocabulary) as u32).collect();
+    let tokens = Tokens { numbers, shape: [batch, time] };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let found = pool.install(|| model.loss_and_gradients(&weights, &tokens, targets, 0.01, options, &mut NoObserver));
+    let found = found.unwrap();
+    (found.total, found.gradients.iter().map(Weight::to_values).collect())
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    for (name, text) in library() {
+        let config = ModelConfig { blocks: 5, tied: true, dropout: 0.1, ..config() };
+        let options = ForwardOptions { dropout_seed: Some(9), step: 4, ..ForwardOptions::default() };
+        for threads in [1, 3] {
+            let kept = gradients(text, &config, options, threads);
+            for recompute in [1, 2, 5, 9] {
+                let again = gradients(text, &config, ForwardOptions { recompute, ..options }, threads);
+                assert_eq!(kept, again, "{name}: {recompute} blocks at a time on {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_in_parts_gives_what_the_whole_gives() {
+    for (name, text) in library() {
+        let config = ModelConfig { blocks: 2, dropout: 0.1, ..config() };
+        let options = ForwardOptions { dropout_seed: Some(9), ..ForwardOptions::default() };
+        let (loss, whole) = gradients(text, &config, options, 1);
+        for threads in [2, 3, 9] {
+            let (other, parts) = gradients(text, &config, options, threads);
+            assert!((loss - other).abs() < 1e-4 * loss, "{name}: {loss} and {other}");
+            let largest = whole.iter().flatten().fold(0.0f64, |most, value| most.max(value.abs()));
+            for (whole, part) in whole.iter().flatten().zip(parts.iter().flatten()) {
+                assert!((whole - part).abs() < 1e-4 * largest, "{name} on {threads} threads: {whole} and {part}");
+            }
+            let again = gradients(text, &config, options, threads);
+            assert_eq!((other, parts), again, "{name}: the same threads give the same bits");
+        }
+    }
+}

@@ -98,7 +98,7 @@ pub fn measure(
 ) -> Vec<LayerStatistics> {
     let mut recorder = Recorder::default();
     let scale = 1.0 / targets.len().max(1) as f64;
-    let options = ForwardOptions { dropout_seed: None, step };
+    let options = ForwardOptions { step, ..ForwardOptions::default() };
     let result = model.loss_and_gradients(weights, tokens, targets, scale, options, &mut recorder);
     let mut squares: BTreeMap<usize, f64> = BTreeMap::new();
     if let Ok(result) = &result {

@@ -1,5 +1,7 @@
 //! Everything that a run depends on.
 
+use std::str::FromStr;
+
 use addnorm_data::DataConfig;
 use addnorm_nn::{ConfigError, ModelConfig};
 use addnorm_scheme::nearest;
@@ -15,9 +17,11 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Sequences of one step.
     pub batch: usize,
-    /// Parts that a step's sequences are computed in, one after another. The result does not depend on it,
-    /// dropout masks aside.
+    /// Parts that a step's sequences are computed in, one after another. Only the last bits of the result
+    /// depend on it.
     pub accumulate: usize,
+    /// What the backward pass computes again instead of keeping it. The result does not depend on it.
+    pub recompute: Recompute,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Steps of linear warm-up.
@@ -44,7 +48,7 @@ pub struct TrainConfig {
     pub probe_every: u64,
     /// The seed that every random stream derives from.
     pub seed: u64,
-    /// Threads of the run; 0 for all cores. The result does not depend on it.
+    /// Threads of the run; 0 for all cores. It decides the order of sums, and so the last bits of the result.
     pub threads: usize,
     /// `flex`, `cuda:N` or `wgpu`.
     pub device: String,
@@ -56,6 +60,7 @@ impl Default for TrainConfig {
             steps: 300,
             batch: 16,
             accumulate: 1,
+            recompute: Recompute::None,
             learning_rate: 1e-3,
             warmup: 0,
             decay: Decay::Constant,
@@ -71,6 +76,68 @@ impl Default for TrainConfig {
             seed: 1,
             threads: 0,
             device: "flex".to_string(),
+        }
+    }
+}
+
+/// Recomputation in the backward pass: memory for time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RecomputeSetting", into = "RecomputeSetting")]
+pub enum Recompute {
+    /// Everything is kept.
+    None,
+    /// The streams that enter every so many blocks are kept, and the blocks run once more.
+    Blocks(usize),
+}
+
+impl Recompute {
+    /// Blocks that are run once more at a time; 0 for none.
+    pub fn blocks(self) -> usize {
+        match self {
+            Recompute::None => 0,
+            Recompute::Blocks(every) => every,
+        }
+    }
+}
+
+/// As it is written: `"none"`, `"blocks"`, or a number of blocks.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"none\", \"blocks\", or a number of blocks from 1 on")]
+enum RecomputeSetting {
+    Word(String),
+    Blocks(usize),
+}
+
+impl TryFrom<RecomputeSetting> for Recompute {
+    type Error = String;
+
+    fn try_from(setting: RecomputeSetting) -> Result<Self, String> {
+        match setting {
+            RecomputeSetting::Word(word) => word.parse(),
+            RecomputeSetting::Blocks(blocks) => blocks.to_string().parse(),
+        }
+    }
+}
+
+impl From<Recompute> for RecomputeSetting {
+    fn from(recompute: Recompute) -> Self {
+        match recompute {
+            Recompute::None => RecomputeSetting::Word("none".into()),
+            Recompute::Blocks(1) => RecomputeSetting::Word("blocks".into()),
+            Recompute::Blocks(every) => RecomputeSetting::Blocks(every),
+        }
+    }
+}
+
+impl FromStr for Recompute {
+    type Err = String;
+
+    fn from_str(said: &str) -> Result<Self, String> {
+        match (said, said.parse()) {
+            ("none", _) => Ok(Recompute::None),
+            ("blocks", _) => Ok(Recompute::Blocks(1)),
+            (_, Ok(every)) if every > 0 => Ok(Recompute::Blocks(every)),
+            _ => Err(format!("'{said}' is not \"none\", \"blocks\", or a number of blocks from 1 on")),
         }
     }
 }
@@ -119,6 +186,7 @@ pub const CONFIG_SECTIONS: [(&str, &[&str]); 4] = [
             "steps",
             "batch",
             "accumulate",
+            "recompute",
             "learning_rate",
             "warmup",
             "decay",

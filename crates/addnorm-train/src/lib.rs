@@ -11,7 +11,7 @@ mod run;
 mod schedule;
 
 pub use compare::{Comparison, ComparisonRow, DefaultComparison, Difference, Progress, compare, default_comparison};
-pub use config::{CONFIG_SECTIONS, RunConfig, TrainConfig, TrainConfigError};
+pub use config::{CONFIG_SECTIONS, Recompute, RunConfig, TrainConfig, TrainConfigError};
 pub use folder::{FolderError, LoadedRun, MetricLine, RunFolder, RunMeta, load_run};
 pub use optimizer::{AdamW, global_norm};
 pub use run::{RunError, RunOutcome, RunSpec, check_gradients, evaluate, run};

@@ -1,17 +1,20 @@
 //! AdamW over all parameters, with one global gradient norm.
 
-use addnorm_nn::{AdamwStep, DType, Device, ParameterInfo, Weight, Weights, adamw};
+use addnorm_nn::{
+    AdamwParameter, AdamwStep, DType, Device, ParameterInfo, Tensor, Weight, Weights, adamw, total_of_squares,
+};
 
 /// Norm of all gradients together, before any clipping. A parameter that has several uses, such as a tied
 /// head, is in the list once.
 pub fn global_norm(gradients: &[Weight]) -> f64 {
-    gradients.iter().map(Weight::sum_of_squares).sum::<f64>().sqrt()
+    let flat: Vec<Tensor<1>> = gradients.iter().map(Weight::flat).collect();
+    total_of_squares(&flat).sqrt()
 }
 
 /// The moments, and the constants that do not change.
 #[derive(Debug, Clone)]
 pub struct AdamW {
-    moments: Vec<(Weight, Weight)>,
+    moments: Vec<(Tensor<1>, Tensor<1>)>,
     decays: Vec<bool>,
     constants: AdamwStep,
 }
@@ -20,7 +23,7 @@ impl AdamW {
     /// Zero moments. `constants.weight_decay` applies to matrices only; the step's number, learning rate and
     /// gradient scale are set at each step.
     pub fn new(parameters: &[ParameterInfo], constants: AdamwStep, device: &Device, dtype: DType) -> Self {
-        let zeros = |info: &ParameterInfo| Weight::from_values(vec![0.0; info.elements()], &info.shape, device, dtype);
+        let zeros = |info: &ParameterInfo| Tensor::<1>::zeros([info.elements()], (device, dtype));
         Self {
             moments: parameters.iter().map(|info| (zeros(info), zeros(info))).collect(),
             decays: parameters.iter().map(ParameterInfo::decays).collect(),
@@ -28,26 +31,24 @@ impl AdamW {
         }
     }
 
-    /// One update.
+    /// One update, in one pass over everything.
     pub fn step(&mut self, weights: &mut Weights, gradients: Vec<Weight>, learning_rate: f64, gradient_scale: f64) {
         self.constants.number += 1;
         let constants = AdamwStep { learning_rate, gradient_scale, ..self.constants };
+        let shapes: Vec<Vec<usize>> = weights.0.iter().map(Weight::shape).collect();
+        // Nothing else holds the tensors while they are updated, so that it happens in place.
         let old = std::mem::take(&mut weights.0).into_iter().zip(std::mem::take(&mut self.moments));
-        for (((weight, moments), gradient), &decays) in old.zip(gradients).zip(&self.decays) {
-            let step = if decays { constants } else { AdamwStep { weight_decay: 0.0, ..constants } };
-            let (weight, first, second) = match (weight, gradient, moments) {
-                (Weight::Vector(weight), Weight::Vector(gradient), (Weight::Vector(first), Weight::Vector(second))) => {
-                    let (weight, first, second) = adamw(weight, gradient, first, second, step);
-                    (Weight::Vector(weight), Weight::Vector(first), Weight::Vector(second))
-                }
-                (Weight::Matrix(weight), Weight::Matrix(gradient), (Weight::Matrix(first), Weight::Matrix(second))) => {
-                    let (weight, first, second) = adamw(weight, gradient, first, second, step);
-                    (Weight::Matrix(weight), Weight::Matrix(first), Weight::Matrix(second))
-                }
-                _ => unreachable!("weights, gradients and moments are in the order of one list"),
-            };
-            weights.0.push(weight);
-            self.moments.push((first, second));
+        let parameters = old
+            .zip(gradients)
+            .zip(&self.decays)
+            .map(|(((weight, (first, second)), gradient), &decays)| {
+                let (weight, gradient) = (weight.into_flat(), gradient.into_flat());
+                AdamwParameter { weight, gradient, first, second, decays }
+            })
+            .collect();
+        for (parameter, shape) in adamw(parameters, constants).into_iter().zip(shapes) {
+            weights.0.push(Weight::from_flat(parameter.weight, &shape));
+            self.moments.push((parameter.first, parameter.second));
         }
     }
 }

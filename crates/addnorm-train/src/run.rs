@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use addnorm_data::{Corpus, Cursor, Windows, validation_windows};
 use addnorm_nn::{
     AdamwStep, DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights,
-    device, statistics, stream_seed,
+    device, stream_seed,
 };
 use addnorm_probe::{
     Ending, LayerStatistics, Number, find_first_non_finite, first_non_finite_gradient, judge, measure,
@@ -107,9 +107,8 @@ pub fn evaluate(
     let (mut total, mut count) = (0.0, 0u64);
     for group in windows.chunks(batch.max(1)) {
         let (tokens, targets) = batch_of(group, context);
-        let options = ForwardOptions { dropout_seed: None, step };
-        let losses = model.losses(weights, &tokens, targets, options, &mut NoObserver);
-        total += statistics::to_f64(&losses).iter().sum::<f64>();
+        let options = ForwardOptions { step, ..ForwardOptions::default() };
+        total += model.total_loss(weights, &tokens, targets, options);
         count += (group.len() * context) as u64;
     }
     (total / count as f64, count)
@@ -283,8 +282,12 @@ impl<'a> Trainer<'a> {
         let mut trouble = None;
         for (number, (inputs, targets)) in inputs.chunks(part).zip(targets.chunks(part)).enumerate() {
             let tokens = Tokens { numbers: inputs.into(), shape: [inputs.len() / context, context] };
-            let options =
-                ForwardOptions { dropout_seed: Some(dropout.wrapping_add((number as u64) << 32)), step: step - 1 };
+            let options = ForwardOptions {
+                dropout_seed: Some(dropout),
+                step: step - 1,
+                recompute: train.recompute.blocks(),
+                first_sequence: number * part / context,
+            };
             // Every part is weighted by its tokens: the sum is the whole batch's mean.
             let result = self
                 .model
@@ -296,7 +299,7 @@ impl<'a> Trainer<'a> {
             }
             gradients = Some(match gradients {
                 None => result.gradients,
-                Some(sum) => sum.into_iter().zip(result.gradients).map(|(sum, part)| add(sum, part)).collect(),
+                Some(sum) => sum.into_iter().zip(result.gradients).map(|(sum, part)| sum.plus(part)).collect(),
             });
         }
         let gradients = gradients.unwrap_or_default();
@@ -326,7 +329,7 @@ impl<'a> Trainer<'a> {
 
     /// The ending of a run whose weights give no finite validation loss after `step` updates.
     fn broken_by(&self, step: u64) -> Ending {
-        let options = ForwardOptions { dropout_seed: None, step };
+        let options = ForwardOptions { step, ..ForwardOptions::default() };
         let trouble = find_first_non_finite(&self.model, &self.weights, &self.diagnostic.0, options);
         Ending::Diverged { step: step.max(1), trouble }
     }
@@ -398,13 +401,5 @@ impl<'a> Trainer<'a> {
             folder.finish(&self.model, &self.weights, config, &spec.scheme, &meta)?;
         }
         Ok(RunOutcome { spec: spec.clone(), meta, metrics: self.metrics, layers: self.layers })
-    }
-}
-
-fn add(sum: Weight, part: Weight) -> Weight {
-    match (sum, part) {
-        (Weight::Vector(sum), Weight::Vector(part)) => Weight::Vector(sum + part),
-        (Weight::Matrix(sum), Weight::Matrix(part)) => Weight::Matrix(sum + part),
-        _ => unreachable!("gradients are in the order of one list"),
     }
 }

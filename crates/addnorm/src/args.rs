@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use addnorm_data::{InvalidUtf8, Newlines};
 use addnorm_nn::{ActivationKind, Positions};
 use addnorm_scheme::NormKind;
-use addnorm_train::{Decay, RunConfig};
+use addnorm_train::{Decay, Recompute, RunConfig};
 use clap::{Args, Parser, Subcommand};
 use serde::de::DeserializeOwned;
 
@@ -170,6 +170,9 @@ pub struct RunFlags {
     /// Compute a step's sequences in so many parts
     #[arg(long, value_name = "N")]
     pub accumulate: Option<usize>,
+    /// Compute again in the backward pass instead of keeping: none, blocks, or N blocks at a time
+    #[arg(long, value_name = "WHAT")]
+    pub recompute: Option<Recompute>,
     /// Peak learning rate
     #[arg(long, value_name = "RATE")]
     pub lr: Option<f64>,
@@ -246,6 +249,7 @@ impl RunFlags {
         set(&self.steps, &mut train.steps);
         set(&self.batch, &mut train.batch);
         set(&self.accumulate, &mut train.accumulate);
+        set(&self.recompute, &mut train.recompute);
         set(&self.lr, &mut train.learning_rate);
         set(&self.warmup, &mut train.warmup);
         set(&self.decay, &mut train.decay);

@@ -23,7 +23,7 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let context = run.model.config().context;
     let prompt_length = tokens.len();
     let mut random = stream(arguments.seed, Purpose::Evaluation, "generate");
-    let options = ForwardOptions { dropout_seed: None, step: run.config.train.steps };
+    let options = ForwardOptions { step: run.config.train.steps, ..ForwardOptions::default() };
     for _ in 0..arguments.tokens {
         let window = &tokens[tokens.len().saturating_sub(context)..];
         let input = Tokens { numbers: window.into(), shape: [1, window.len()] };

@@ -1,0 +1,119 @@
+//! Where the backward pass of a part of the work begins, and where what it finds is brought together.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+
+use crate::buffer::Buffer;
+use crate::flex::{self, Kernel};
+use crate::slot::Slot;
+
+/// The gradient of one parameter, summed over parts of a batch that several threads work on. Each part may
+/// bring it more than once. Sums are made in the order of the parts, whichever comes first, and as soon as
+/// all have come, so that the parts' gradients do not pile up.
+#[derive(Debug)]
+pub struct GradientSum(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    parts: Vec<VecDeque<FlexTensor>>,
+    total: Option<FlexTensor>,
+}
+
+impl GradientSum {
+    /// Nothing yet, of so many parts.
+    pub fn new(parts: usize) -> Self {
+        GradientSum(Mutex::new(State { parts: vec![VecDeque::new(); parts], total: None }))
+    }
+
+    fn bring(&self, part: usize, gradient: FlexTensor) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.parts[part].push_back(gradient);
+        if state.parts.iter().any(VecDeque::is_empty) {
+            return;
+        }
+        let mut sum = Slot::needed(state.total.take());
+        for part in &mut state.parts {
+            if let Some(gradient) = part.pop_front() {
+                sum.put(1.0, &gradient);
+            }
+        }
+        state.total = sum.into_gradient();
+    }
+
+    /// The sum, if anything came.
+    pub fn take<const D: usize>(&self) -> Option<Tensor<D>> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.total.take().map(Tensor::from_primitive::<Flex>)
+    }
+}
+
+/// `x`, unchanged. When the backward pass comes through here, the whole gradient of the loss by `x` goes to
+/// `into`, as that of one part, and no further. On the CPU only; elsewhere nothing would come.
+pub fn collect<const D: usize>(x: Tensor<D>, into: &Arc<GradientSum>, part: usize) -> Tensor<D> {
+    flex::run(Collect { into: Arc::clone(into), part }, vec![flex::input(x)])
+}
+
+/// Whether [`collect`] works for this tensor.
+pub fn collects<const D: usize>(x: &Tensor<D>) -> bool {
+    flex::is_flex(x)
+}
+
+#[derive(Debug, Clone)]
+struct Collect {
+    into: Arc<GradientSum>,
+    part: usize,
+}
+
+impl Kernel for Collect {
+    fn kept(&self, _: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        Vec::new()
+    }
+
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        (inputs[0].clone(), Vec::new())
+    }
+
+    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &mut [Slot]) {
+        self.into.bring(self.part, upstream);
+    }
+}
+
+/// A value whose backward pass starts with the given gradients: where a model is worked on in segments, those
+/// that the later segment found for what this one gave.
+///
+/// # Panics
+/// If there is no value, or more than nine.
+pub fn resume(values: Vec<(Tensor<3>, Tensor<3>)>) -> Tensor<1> {
+    if !flex::is_flex(&values[0].0) {
+        let products = values.into_iter().map(|(value, gradient)| (value * gradient).sum());
+        return products.reduce(|sum, product| sum + product).expect("there is a value");
+    }
+    let (values, gradients): (Vec<_>, Vec<_>) =
+        values.into_iter().map(|(value, gradient)| (flex::input(value), flex::plain(gradient))).unzip();
+    flex::run(Resume { gradients }, values)
+}
+
+#[derive(Debug, Clone)]
+struct Resume {
+    gradients: Vec<FlexTensor>,
+}
+
+impl Kernel for Resume {
+    fn kept(&self, _: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        Vec::new()
+    }
+
+    fn forward(&self, _: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        (Buffer::<f32>::zeros(1).into_tensor(&[1]), Vec::new())
+    }
+
+    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], _: FlexTensor, slots: &mut [Slot]) {
+        for (slot, gradient) in slots.iter_mut().zip(&self.gradients) {
+            slot.put(1.0, gradient);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The loss with its gradients: parts of a batch side by side, and segments of the model one after another.
+//!
+//! A batch is parted among the threads by its sequences. Each thread runs its part through the whole model
+//! with kernels that use no other thread, and the gradients of the parts are summed parameter by parameter.
+//! With recomputation the model is parted too, by its blocks: of each segment only the streams that enter it
+//! are kept, and the backward pass begins by running the segment once more.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use addnorm_kernels::{GradientSum, alone, collect, collects, resume, statistics, threads};
+use burn::tensor::{Gradients, Tensor};
+use rayon::prelude::*;
+
+use crate::forward::{ForwardOptions, Parameters, Pass, Tokens};
+use crate::model::{GradientError, LossAndGradients, Model};
+use crate::observer::{NoObserver, Observer};
+use crate::weights::{Weight, Weights};
+
+/// Leaves of the graph of one segment, made when first asked for.
+pub(crate) struct Leaves<'a> {
+    weights: &'a Weights,
+    found: &'a Found,
+    part: usize,
+    /// By parameter: the leaf, and what the forward pass reads.
+    made: RefCell<BTreeMap<usize, (Weight, Weight)>>,
+}
+
+impl<'a> Leaves<'a> {
+    fn new(weights: &'a Weights, found: &'a Found, part: usize) -> Self {
+        Leaves { weights, found, part, made: RefCell::default() }
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Weight {
+        let make = || {
+            let leaf = self.weights.0[index].tracked();
+            let read = match &leaf {
+                Weight::Vector(leaf) => Weight::Vector(self.found.collect(index, leaf, self.part)),
+                Weight::Matrix(leaf) => Weight::Matrix(self.found.collect(index, leaf, self.part)),
+            };
+            (leaf, read)
+        };
+        self.made.borrow_mut().entry(index).or_insert_with(make).1.clone()
+    }
+
+    /// Takes what the backward pass left at the leaves, where it did not bring it along by itself.
+    fn gather(self, gradients: &mut Gradients) {
+        let mut others = self.found.others.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, (leaf, _)) in self.made.into_inner() {
+            let found = match leaf {
+                Weight::Vector(leaf) => leaf.grad_remove(gradients).map(Weight::Vector),
+                Weight::Matrix(leaf) => leaf.grad_remove(gradients).map(Weight::Matrix),
+            };
+            others[index] = match (others[index].take(), found) {
+                (Some(sum), Some(found)) => Some(sum.plus(found)),
+                (sum, found) => sum.or(found),
+            };
+        }
+    }
+}
+
+/// The gradients as they are found.
+pub(crate) struct Found {
+    sums: Vec<Arc<GradientSum>>,
+    /// Where the device brings none by itself.
+    others: Mutex<Vec<Option<Weight>>>,
+}
+
+impl Found {
+    fn new(parameters: usize, parts: usize) -> Self {
+        let sums = (0..parameters).map(|_| Arc::new(GradientSum::new(parts))).collect();
+        Found { sums, others: Mutex::new(vec![None; parameters]) }
+    }
+
+    fn collect<const D: usize>(&self, index: usize, leaf: &Tensor<D>, part: usize) -> Tensor<D> {
+        if collects(leaf) { collect(leaf.clone(), &self.sums[index], part) } else { leaf.clone() }
+    }
+
+    fn take(&self, model: &Model, weights: &Weights) -> Result<Vec<Weight>, GradientError> {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let take = |(index, weight): (usize, &Weight)| {
+            let brought = match weight {
+                Weight::Vector(_) => self.sums[index].take().map(Weight::Vector),
+                Weight::Matrix(_) => self.sums[index].take().map(Weight::Matrix),
+            };
+            let missing = || GradientError { name: model.parameters()[index].name.clone() };
+            brought.or_else(|| others[index].take()).ok_or_else(missing)
+        };
+        weights.0.iter().enumerate().map(take).collect()
+    }
+}
+
+/// Sequences `from..to` of a batch.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub tokens: Tokens,
+    pub targets: Arc<[u32]>,
+    /// Sequences before the first.
+    pub first: usize,
+}
+
+/// Parts a batch evenly; no part is empty.
+pub(crate) fn part(tokens: &Tokens, targets: &Arc<[u32]>, parts: usize) -> Vec<Part> {
+    let [batch, time] = tokens.shape;
+    if parts < 2 {
+        return vec![Part { tokens: tokens.clone(), targets: Arc::clone(targets), first: 0 }];
+    }
+    let bound = |part: usize| part * batch / parts;
+    (0..parts)
+        .map(|part| {
+            let (from, to) = (bound(part), bound(part + 1));
+            let numbers = tokens.numbers[from * time..to * time].into();
+            Part {
+                tokens: Tokens { numbers, shape: [to - from, time] },
+                targets: targets[from * time..to * time].into(),
+                first: from,
+            }
+        })
+        .collect()
+}
+
+/// Runs `work` on each part, side by side. With a part for every thread each stays on its own.
+pub(crate) fn side_by_side<R: Send>(parts: Vec<Part>, work: impl Fn(usize, Part) -> R + Sync) -> Vec<R> {
+    let busy = parts.len() >= threads();
+    parts
+        .into_par_iter()
+        .enumerate()
+        .with_max_len(1)
+        .map(|(number, part)| if busy { alone(|| work(number, part)) } else { work(number, part) })
+        .collect()
+}
+
+/// How many parts a batch is worked on in.
+pub(crate) fn parts_of(tokens: &Tokens, weights: &Weights) -> usize {
+    let on_cpu = weights.0.first().is_some_and(|weight| match weight {
+        Weight::Vector(tensor) => collects(tensor),
+        Weight::Matrix(tensor) => collects(tensor),
+    });
+    if on_cpu { threads().min(tokens.shape[0]).max(1) } else { 1 }
+}
+
+impl Model {
+    /// Loss and gradients; the gradients are those of `scale` times the sum of the losses, so that parts of
+    /// a batch add up to the batch whatever their sizes.
+    ///
+    /// On the CPU the sequences are parted among the threads of the current pool, unless an observer looks:
+    /// the number of threads decides the order of sums, and so the last bits.
+    ///
+    /// # Errors
+    /// If a parameter gets no gradient.
+    ///
+    /// # Panics
+    /// As [`losses`](Model::losses).
+    pub fn loss_and_gradients(
+        &self,
+        weights: &Weights,
+        tokens: &Tokens,
+        targets: Arc<[u32]>,
+        scale: f64,
+        options: ForwardOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<LossAndGradients, GradientError> {
+        let count = if observer.looks() { 1 } else { parts_of(tokens, weights) };
+        let found = Found::new(weights.0.len(), count);
+        let segments = self.segments(options.recompute);
+        let work = Work { model: self, weights, found: &found, segments, scale, options };
+        let total = if count == 1 {
+            let part = Part { tokens: tokens.clone(), targets, first: 0 };
+            work.run(0, part, observer)
+        } else {
+            let parts = part(tokens, &targets, count);
+            side_by_side(parts, |number, part| work.run(number, part, &mut NoObserver)).iter().sum()
+        };
+        Ok(LossAndGradients { total, gradients: found.take(self, weights)? })
+    }
+
+    /// The sections of each segment; section 0 is the embedding and the last one the head. `every` is the
+    /// number of blocks in a segment; 0 makes one segment of all.
+    fn segments(&self, every: usize) -> Vec<Range<usize>> {
+        let blocks = self.plan.blocks.len();
+        if every == 0 {
+            return vec![0..blocks + 2];
+        }
+        (0..blocks)
+            .step_by(every)
+            .map(|start| {
+                let end = (start + every).min(blocks);
+                (if start == 0 { 0 } else { start + 1 })..(if end == blocks { blocks + 2 } else { end + 1 })
+            })
+            .collect()
+    }
+}
+
+/// What all parts of a batch share.
+struct Work<'a> {
+    model: &'a Model,
+    weights: &'a Weights,
+    found: &'a Found,
+    segments: Vec<Range<usize>>,
+    scale: f64,
+    options: ForwardOptions,
+}
+
+impl Work<'_> {
+    /// Runs one part forward and backward. The result is the sum of its losses.
+    fn run(&self, number: usize, part: Part, observer: &mut dyn Observer) -> f64 {
+        let options = ForwardOptions { first_sequence: part.first, ..self.options };
+        // What enters each segment but the first, and how many masks were drawn before.
+        let mut entries: Vec<(Vec<Tensor<3>>, u64)> = Vec::new();
+        for segment in &self.segments[..self.segments.len() - 1] {
+            let (streams, masks) = entries.last().cloned().unwrap_or_default();
+            let mut unseen = NoObserver;
+            let mut pass = Pass::new(self.model, Parameters::Plain(self.weights), options, &mut unseen, masks);
+            let streams = if segment.start == 0 { pass.embed(&part.tokens) } else { streams };
+            let streams = pass.sections(segment.clone(), streams);
+            entries.push((streams, pass.masks()));
+        }
+        let mut total = f64::NAN;
+        // By stream: the gradient that the segment after found; none where nothing reads the stream.
+        let mut later: Vec<Option<Tensor<3>>> = Vec::new();
+        for (at, segment) in self.segments.iter().enumerate().rev() {
+            let leaves = Leaves::new(self.weights, self.found, number);
+            let (entering, masks) = if at == 0 { Default::default() } else { entries.pop().unwrap_or_default() };
+            let entering: Vec<Entering> = entering.into_iter().map(Entering::new).collect();
+            let mut pass = Pass::new(self.model, Parameters::Tracked(&leaves), options, observer, masks);
+            let streams = if segment.start == 0 {
+                pass.embed(&part.tokens)
+            } else {
+                entering.iter().map(|stream| stream.read.clone()).collect()
+            };
+            let mut streams = pass.sections(segment.clone(), streams);
+            let root = if at + 1 == self.segments.len() {
+                let losses = pass.losses(streams.swap_remove(0), Arc::clone(&part.targets));
+                total = statistics::to_f64(&losses).iter().sum();
+                Some(losses.sum() * self.scale)
+            } else {
+                let pairs = streams.into_iter().zip(std::mem::take(&mut later));
+                let pairs: Vec<_> = pairs.filter_map(|(stream, gradient)| Some((stream, gradient?))).collect();
+                (!pairs.is_empty()).then(|| resume(pairs))
+            };
+            let Some(root) = root else { break };
+            let mut gradients = root.backward();
+            later = entering.into_iter().map(|stream| stream.gradient(&mut gradients)).collect();
+            leaves.gather(&mut gradients);
+        }
+        total
+    }
+}
+
+/// A stream that enters a segment.
+struct Entering {
+    leaf: Tensor<3>,
+    read: Tensor<3>,
+    sum: Arc<GradientSum>,
+}
+
+impl Entering {
+    fn new(stream: Tensor<3>) -> Self {
+        let sum = Arc::new(GradientSum::new(1));
+        let leaf = stream.autodiff().require_grad();
+        let read = if collects(&leaf) { collect(leaf.clone(), &sum, 0) } else { leaf.clone() };
+        Entering { leaf, read, sum }
+    }
+
+    fn gradient(self, gradients: &mut Gradients) -> Option<Tensor<3>> {
+        self.sum.take().or_else(|| self.leaf.grad_remove(gradients))
+    }
+}
