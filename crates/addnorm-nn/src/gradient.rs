@@ -24,8 +24,7 @@ pub(crate) struct Leaves<'a> {
     weights: &'a Weights,
     found: &'a Found,
     part: usize,
-    /// By parameter: the leaf, and what the forward pass reads.
-    made: RefCell<BTreeMap<usize, (Weight, Weight)>>,
+    made: RefCell<BTreeMap<usize, Weight>>,
 }
 
 impl<'a> Leaves<'a> {
@@ -33,22 +32,20 @@ impl<'a> Leaves<'a> {
         Leaves { weights, found, part, made: RefCell::default() }
     }
 
+    /// What one use of a parameter reads. Every use brings its gradient by itself, so that it makes no
+    /// difference to a sum whether two uses fall into one segment.
     pub(crate) fn get(&self, index: usize) -> Weight {
-        let make = || {
-            let leaf = self.weights.0[index].tracked();
-            let read = match &leaf {
-                Weight::Vector(leaf) => Weight::Vector(self.found.collect(index, leaf, self.part)),
-                Weight::Matrix(leaf) => Weight::Matrix(self.found.collect(index, leaf, self.part)),
-            };
-            (leaf, read)
-        };
-        self.made.borrow_mut().entry(index).or_insert_with(make).1.clone()
+        let mut made = self.made.borrow_mut();
+        match made.entry(index).or_insert_with(|| self.weights.0[index].tracked()) {
+            Weight::Vector(leaf) => Weight::Vector(self.found.collect(index, leaf, self.part)),
+            Weight::Matrix(leaf) => Weight::Matrix(self.found.collect(index, leaf, self.part)),
+        }
     }
 
     /// Takes what the backward pass left at the leaves, where it did not bring it along by itself.
     fn gather(self, gradients: &mut Gradients) {
         let mut others = self.found.others.lock().unwrap_or_else(PoisonError::into_inner);
-        for (index, (leaf, _)) in self.made.into_inner() {
+        for (index, leaf) in self.made.into_inner() {
             let found = match leaf {
                 Weight::Vector(leaf) => leaf.grad_remove(gradients).map(Weight::Vector),
                 Weight::Matrix(leaf) => leaf.grad_remove(gradients).map(Weight::Matrix),
