@@ -13,7 +13,7 @@ use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
 use crate::norm::Norm;
 use crate::parallel::grain;
-use crate::simd::vectorised;
+use crate::simd::{self, vectorised};
 use crate::slot::Slot;
 use crate::{norm, rotary};
 
@@ -300,10 +300,7 @@ vectorised! {
                     lanes[lane] += p[start + lane] * dp[start + lane];
                 }
             }
-            let mut along = 0f64;
-            for lane in lanes {
-                along += lane.wide();
-            }
+            let mut along = simd::total(lanes.map(E::wide));
             for i in whole..keys {
                 along += (p[i] * dp[i]).wide();
             }
@@ -358,10 +355,7 @@ fn total<E: Element>(row: &[E]) -> f64 {
             lanes[lane] += row[start + lane];
         }
     }
-    let mut total = 0f64;
-    for lane in lanes {
-        total += lane.wide();
-    }
+    let mut total = simd::total(lanes.map(E::wide));
     for x in &row[whole..] {
         total += x.wide();
     }

@@ -1,9 +1,13 @@
 //! Matrix products on slices, with strides.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 
 use gemm::Parallelism;
 
+use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::parallel::is_shared;
 
@@ -15,8 +19,47 @@ pub fn product_operations() -> u64 {
     OPERATIONS.load(Relaxed)
 }
 
+/// A product that was made: its sizes and where its matrices lay. For timing the same products by themselves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Product {
+    sizes: (usize, usize, usize),
+    places: [At; 3],
+    adds: bool,
+    shared: bool,
+}
+
+/// The products that each thread has made since recording began; none while nothing is recorded.
+static RECORD: Mutex<Option<HashMap<ThreadId, Vec<Product>>>> = Mutex::new(None);
+static RECORDS: AtomicBool = AtomicBool::new(false);
+
+/// Runs `work` and writes down its products in `f32` and `f64` alike, by the thread that made them. What other threads
+/// do meanwhile is written down too; for benchmarks.
+pub fn record_products<R>(work: impl FnOnce() -> R) -> (R, Vec<Vec<Product>>) {
+    let record = || RECORD.lock().unwrap_or_else(PoisonError::into_inner);
+    *record() = Some(HashMap::new());
+    RECORDS.store(true, Relaxed);
+    let result = work();
+    RECORDS.store(false, Relaxed);
+    (result, record().take().unwrap_or_default().into_values().collect())
+}
+
+/// Makes the products again, on `f32` numbers of no meaning, in the order in which they were made.
+pub fn repeat_products(products: &[Product]) {
+    let mut largest = [0; 3];
+    for Product { sizes: (m, k, n), places: [a, b, c], .. } in products {
+        for (largest, last) in largest.iter_mut().zip([a.last(*m, *k), b.last(*k, *n), c.last(*m, *n)]) {
+            *largest = (*largest).max(last + 1);
+        }
+    }
+    let [a, b, mut c] = largest.map(Buffer::<f32>::zeros);
+    for &Product { sizes, places, adds, shared } in products {
+        let threads = if shared { Threads::Pool } else { Threads::One };
+        product(sizes, (&a, places[0]), (&b, places[1]), (&mut c, places[2]), adds, 1.0, threads);
+    }
+}
+
 /// A matrix inside a slice: where it starts and how far apart its rows and columns are.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct At {
     pub offset: usize,
     pub row: usize,
@@ -62,6 +105,12 @@ pub(crate) fn product<E: Element>(
 ) {
     if m == 0 || n == 0 {
         return;
+    }
+    if RECORDS.load(Relaxed)
+        && let Some(record) = RECORD.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+    {
+        let made = Product { sizes: (m, k, n), places: [a.1, b.1, c.1], adds: add, shared: threads == Threads::Pool };
+        record.entry(std::thread::current().id()).or_default().push(made);
     }
     OPERATIONS.fetch_add(2 * (m * k * n) as u64, Relaxed);
     assert!(c.1.last(m, n) < c.0.len(), "the product does not fit its place");

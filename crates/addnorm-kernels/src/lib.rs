@@ -17,6 +17,7 @@
 pub mod activation;
 pub mod attention;
 mod attention_part;
+pub mod bench;
 mod buffer;
 pub mod collect;
 pub mod dropout;
@@ -43,7 +44,7 @@ pub use buffer::fresh_bytes;
 pub use collect::{GradientSum, collect, collects, resume};
 pub use dropout::dropout;
 pub use embedding::embedding;
-pub use gemm::product_operations;
+pub use gemm::{Product, product_operations, record_products, repeat_products};
 pub use linear::{activated_linear, linear};
 pub use loss::head_loss;
 pub use mix::weighted_sum;

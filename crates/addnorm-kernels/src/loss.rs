@@ -12,7 +12,7 @@ use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
 use crate::linear::linear;
 use crate::parallel::grain;
-use crate::simd::vectorised;
+use crate::simd::{self, vectorised};
 use crate::slot::Slot;
 
 /// Rows that one task of the softmax handles.
@@ -85,10 +85,7 @@ vectorised! {
                     sums[lane] += (row[start + lane] - largest).exp().wide();
                 }
             }
-            let mut total = 0f64;
-            for sum in sums {
-                total += sum;
-            }
+            let mut total = simd::total(sums);
             for x in &row[whole..] {
                 total += (*x - largest).exp().wide();
             }

@@ -2,7 +2,7 @@
 
 use crate::element::Element;
 use crate::norm::Norm;
-use crate::simd::vectorised;
+use crate::simd::{total, vectorised};
 
 /// Independent partial sums: as many as two registers of the widest instruction set hold.
 const LANES: usize = 16;
@@ -20,10 +20,7 @@ fn sum(count: usize, term: impl Fn(usize) -> f64) -> f64 {
             lanes[lane] += term(start + lane);
         }
     }
-    let mut total = 0.0;
-    for lane in lanes {
-        total += lane;
-    }
+    let mut total = total(lanes);
     for i in whole..count {
         total += term(i);
     }

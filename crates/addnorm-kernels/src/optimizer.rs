@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::element::Element;
 use crate::flex::{self, for_element};
 use crate::parallel::grain;
-use crate::simd::vectorised;
+use crate::simd::{self, vectorised};
 
 const CHUNK: usize = 16_384;
 
@@ -149,10 +149,7 @@ vectorised! {
                 lanes[lane] += chunk[lane].wide() * chunk[lane].wide();
             }
         }
-        let mut total = 0f64;
-        for lane in lanes {
-            total += lane;
-        }
+        let mut total = simd::total(lanes);
         for x in rest {
             total += x.wide() * x.wide();
         }

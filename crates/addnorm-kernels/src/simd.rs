@@ -19,3 +19,14 @@ macro_rules! vectorised {
     };
 }
 pub(crate) use vectorised;
+
+/// Sums lanes by halves, which takes a few instructions where one after another would wait for each.
+#[inline(always)]
+pub(crate) fn total<T: Copy + std::ops::Add<Output = T>>(mut lanes: [T; 16]) -> T {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] = lanes[lane] + lanes[lane + half];
+        }
+    }
+    lanes[0]
+}

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use crate::element::Element;
 use crate::flex::{self, for_element};
-use crate::simd::vectorised;
+use crate::simd::{self, vectorised};
 
 /// The numbers of a tensor, widened.
 pub fn to_f64<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
@@ -51,10 +51,7 @@ vectorised! {
                 lanes[lane] += row[start + lane] * row[start + lane];
             }
         }
-        let mut square = 0.0;
-        for lane in lanes {
-            square += lane;
-        }
+        let mut square = simd::total(lanes);
         for x in &row[whole..] {
             square += x * x;
         }

@@ -3,6 +3,7 @@
 //! A [`RunConfig`] says everything that a run depends on; its folder holds it again, resolved, with the
 //! scheme's text and every number that was measured. [`run`] trains, [`compare()`] trains many on equal terms.
 
+pub mod bench;
 mod compare;
 mod config;
 mod folder;

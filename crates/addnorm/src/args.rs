@@ -31,6 +31,8 @@ pub enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model
     Generate(GenerateArguments),
+    /// Time training steps, evaluations and norms, beside the same in another framework
+    Bench(BenchArguments),
 }
 
 #[derive(Debug, Args)]
@@ -218,6 +220,35 @@ pub struct RunFlags {
     /// Write JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = include_str!("help/bench.txt"))]
+pub struct BenchArguments {
+    /// What to measure: a TOML file of items. Without it, the suite that comes with addnorm
+    #[arg(long, value_name = "FILE")]
+    pub suite: Option<PathBuf>,
+    /// Only items with this in their name; several must all be in it
+    #[arg(long, value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// A program that runs the same models: its words parted by spaces. Ours and theirs are run in turn
+    #[arg(long = "peer", value_name = "COMMAND")]
+    pub peers: Vec<String>,
+    /// Repeats of each, in turn; the median counts
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub repeats: usize,
+    /// About how long one repeat takes
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
+    pub seconds: f64,
+    /// Threads of each [default: all cores]
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub threads: usize,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Do the work that is asked for on stdin
+    #[arg(long, hide = true)]
+    pub worker: bool,
 }
 
 /// One of the words that a setting knows, spelled as in configuration files.

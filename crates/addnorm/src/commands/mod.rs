@@ -1,5 +1,7 @@
 //! One file a command.
 
+pub mod bench;
+mod bench_worker;
 pub mod check;
 pub mod compare;
 pub mod generate;
