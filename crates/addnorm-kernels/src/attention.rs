@@ -246,16 +246,16 @@ vectorised! {
             hidden.fill(E::default());
             let (largest, reciprocal) = match visible {
                 None => {
-                    let largest = largest(row);
+                    let largest = simd::largest(row);
                     (largest, E::of(1.0 / powers(row, largest)))
                 }
                 Some(visible) => {
                     let visible = &visible[..row.len()];
                     hide(row, visible, E::of(f64::NEG_INFINITY));
-                    let largest = largest(row);
+                    let largest = simd::largest(row);
                     powers(row, largest);
                     hide(row, visible, E::default());
-                    let total = total(row);
+                    let total = simd::sum(row, |x| x).wide();
                     let any = visible.iter().any(|&seen| seen);
                     if any { (largest, E::of(1.0 / total)) } else { (E::default(), E::default()) }
                 }
@@ -293,18 +293,7 @@ vectorised! {
     /// The gradient by the scores in place of the gradient by the weights.
     fn softmax_backward<E: Element>(dweights: &mut [E], weights: &[E], keys: usize, scale: E) {
         for (dp, p) in dweights.chunks_exact_mut(keys).zip(weights.chunks_exact(keys)) {
-            let mut lanes = [E::default(); 16];
-            let whole = keys - keys % 16;
-            for start in (0..whole).step_by(16) {
-                for lane in 0..16 {
-                    lanes[lane] += p[start + lane] * dp[start + lane];
-                }
-            }
-            let mut along = simd::total(lanes.map(E::wide));
-            for i in whole..keys {
-                along += (p[i] * dp[i]).wide();
-            }
-            let along = E::of(along);
+            let along = simd::sum_of_pairs(p, dp, |p, dp| p * dp);
             for i in 0..keys {
                 dp[i] = p[i] * (dp[i] - along) * scale;
             }
@@ -319,47 +308,14 @@ fn hide<E: Element>(row: &mut [E], visible: &[bool], value: E) {
     }
 }
 
-/// A NaN loses every comparison; it comes back in through its own exponential.
-#[inline(always)]
-fn largest<E: Element>(row: &[E]) -> E {
-    let mut lanes = [row[0]; 16];
-    let whole = row.len() - row.len() % 16;
-    for start in (0..whole).step_by(16) {
-        for lane in 0..16 {
-            let x = row[start + lane];
-            lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
-        }
-    }
-    let mut most = row[0];
-    for x in lanes.iter().chain(&row[whole..]) {
-        most = if *x > most { *x } else { most };
-    }
-    most
-}
-
-/// Replaces each score by its power, and sums them.
+/// Replaces each score by its power, and sums them. A NaN, which loses the comparison for the largest, comes
+/// back in through its own exponential.
 #[inline(always)]
 fn powers<E: Element>(row: &mut [E], largest: E) -> f64 {
     for score in row.iter_mut() {
         *score = (*score - largest).exp();
     }
-    total(row)
-}
-
-#[inline(always)]
-fn total<E: Element>(row: &[E]) -> f64 {
-    let mut lanes = [E::default(); 16];
-    let whole = row.len() - row.len() % 16;
-    for start in (0..whole).step_by(16) {
-        for lane in 0..16 {
-            lanes[lane] += row[start + lane];
-        }
-    }
-    let mut total = simd::total(lanes.map(E::wide));
-    for x in &row[whole..] {
-        total += x.wide();
-    }
-    total
+    simd::sum(row, |x| x).wide()
 }
 
 impl Kernel for Attention {

@@ -10,7 +10,7 @@ use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
 use crate::parallel::grain;
-use crate::simd::vectorised;
+use crate::simd::{LANES, vectorised};
 use crate::slot::Slot;
 
 const ROWS: usize = 64;
@@ -198,13 +198,24 @@ vectorised! {
     fn add_columns<E: Element>(sums: &mut [f64], rows: &[E], width: usize) {
         for group in rows.chunks(GROUP * width) {
             if group.len() == GROUP * width {
-                let group: [&[E]; GROUP] = std::array::from_fn(|row| &group[row * width..][..width]);
-                for i in 0..width {
-                    let mut sum = E::default();
-                    for row in group {
-                        sum += row[i];
+                let whole = width - width % LANES;
+                for start in (0..whole).step_by(LANES) {
+                    let mut lanes = [E::default(); LANES];
+                    for row in 0..GROUP {
+                        let row = &group[row * width + start..][..LANES];
+                        for lane in 0..LANES {
+                            lanes[lane] += row[lane];
+                        }
                     }
-                    sums[i] += sum.wide();
+                    let sums = &mut sums[start..start + LANES];
+                    for lane in 0..LANES {
+                        sums[lane] += lanes[lane].wide();
+                    }
+                }
+                for row in group.chunks_exact(width) {
+                    for i in whole..width {
+                        sums[i] += row[i].wide();
+                    }
                 }
             } else {
                 for row in group.chunks_exact(width) {

@@ -67,28 +67,8 @@ vectorised! {
     /// The losses of some rows. Of each row its largest logit and the sum of its powers are left in `kept`.
     fn losses_of<E: Element>(losses: &mut [E], kept: &mut [E], logits: &[E], targets: &[u32], vocabulary: usize) {
         for (i, row) in logits.chunks_exact(vocabulary).enumerate() {
-            let mut lanes = [row[0]; 16];
-            let whole = vocabulary - vocabulary % 16;
-            for start in (0..whole).step_by(16) {
-                for lane in 0..16 {
-                    let x = row[start + lane];
-                    lanes[lane] = if x > lanes[lane] { x } else { lanes[lane] };
-                }
-            }
-            let mut largest = row[0];
-            for x in lanes.iter().chain(&row[whole..]) {
-                largest = if *x > largest { *x } else { largest };
-            }
-            let mut sums = [0f64; 16];
-            for start in (0..whole).step_by(16) {
-                for lane in 0..16 {
-                    sums[lane] += (row[start + lane] - largest).exp().wide();
-                }
-            }
-            let mut total = simd::total(sums);
-            for x in &row[whole..] {
-                total += (*x - largest).exp().wide();
-            }
+            let largest = simd::largest(row);
+            let total = simd::sum(row, |x| (x - largest).exp().wide());
             let target = row[targets[i] as usize];
             losses[i] = E::of(total.ln() + (largest - target).wide());
             kept[2 * i] = largest;

@@ -2,39 +2,72 @@
 
 use crate::element::Element;
 use crate::norm::Norm;
-use crate::simd::{total, vectorised};
-
-/// Independent partial sums: as many as two registers of the widest instruction set hold.
-const LANES: usize = 16;
+use crate::simd::{LANES, total_of_32, vectorised};
 
 /// Rows whose contributions to a gain's gradient are summed in the storage type before they join the `f64` sum.
 const GROUP: usize = 8;
 
-/// Sum of `term(i)` in `f64`, in lanes, in a fixed order.
-#[inline(always)]
-fn sum(count: usize, term: impl Fn(usize) -> f64) -> f64 {
-    let mut lanes = [0f64; LANES];
-    let whole = count - count % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for lane in 0..LANES {
-            lanes[lane] += term(start + lane);
-        }
-    }
-    let mut total = total(lanes);
-    for i in whole..count {
-        total += term(i);
-    }
-    total
-}
-
-/// Mean and reciprocal root of a row, in `f64`: a large common offset costs no accuracy and a square of a
-/// large `f32` does not overflow.
+/// Mean and reciprocal root of a row, in `f64`. The sums are those of the distances from the row's first
+/// number: exact, however large a common offset is, and no square of an `f32` overflows.
 #[inline(always)]
 fn statistics<E: Element>(norm: &Norm, row: &[E]) -> (f64, f64) {
     let width = row.len() as f64;
-    let mean = if norm.centre { sum(row.len(), |i| row[i].wide()) / width } else { 0.0 };
-    let variance = sum(row.len(), |i| (row[i].wide() - mean) * (row[i].wide() - mean)) / width;
-    (mean, 1.0 / (variance + norm.epsilon).sqrt())
+    let first = if norm.centre { row[0].wide() } else { 0.0 };
+    let (mut sums, mut squares) = ([0f64; LANES], [0f64; LANES]);
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            let distance = chunk[lane].wide() - first;
+            sums[lane] += distance;
+            squares[lane] += distance * distance;
+        }
+    }
+    let (mut sum, mut square) = (total_of_32(sums), total_of_32(squares));
+    for x in rest {
+        let distance = x.wide() - first;
+        sum += distance;
+        square += distance * distance;
+    }
+    if !norm.centre {
+        return (0.0, 1.0 / (square / width + norm.epsilon).sqrt());
+    }
+    let shift = sum / width;
+    // Rounding may leave a little less than nothing of rows that are constant. A NaN stays one.
+    let variance = square / width - shift * shift;
+    let variance = if variance < 0.0 { 0.0 } else { variance };
+    (first + shift, 1.0 / (variance + norm.epsilon).sqrt())
+}
+
+/// The sums over a row of `scaled` and of `scaled * normal`, with `scaled = (gain + offset) * dy`. In `f64`.
+#[inline(always)]
+fn gradient_sums<E: Element>(x: &[E], dy: &[E], gain: Option<&[E]>, offset: E, row: Narrow<E>) -> (f64, f64) {
+    match gain {
+        Some(gain) => sums_of(x, dy, gain, |gain, dy| (gain + offset) * dy, row),
+        None => sums_of(x, dy, dy, |_, dy| dy, row),
+    }
+}
+
+#[inline(always)]
+fn sums_of<E: Element>(x: &[E], dy: &[E], gain: &[E], scaled: impl Fn(E, E) -> E, row: Narrow<E>) -> (f64, f64) {
+    let (mut levels, mut alongs) = ([0f64; LANES], [0f64; LANES]);
+    let (xs, x_rest) = x.as_chunks::<LANES>();
+    let (dys, dy_rest) = dy.as_chunks::<LANES>();
+    let (gains, gain_rest) = gain.as_chunks::<LANES>();
+    let (dys, gains) = (&dys[..xs.len()], &gains[..xs.len()]);
+    for ((x, dy), gain) in xs.iter().zip(dys).zip(gains) {
+        for lane in 0..LANES {
+            let scaled = scaled(gain[lane], dy[lane]);
+            levels[lane] += scaled.wide();
+            alongs[lane] += (scaled * row.normal(x[lane])).wide();
+        }
+    }
+    let (mut level, mut along) = (total_of_32(levels), total_of_32(alongs));
+    for ((&x, &dy), &gain) in x_rest.iter().zip(dy_rest).zip(gain_rest) {
+        let scaled = scaled(gain, dy);
+        level += scaled.wide();
+        along += (scaled * row.normal(x)).wide();
+    }
+    (level, along)
 }
 
 /// A row's statistics in the storage type.
@@ -196,35 +229,30 @@ fn backward_row<E: Element>(
     gain: Option<&[E]>,
     row: Narrow<E>,
 ) {
+    let width = dx.len();
+    let (x, dy, offset) = (&x[..width], &dy[..width], E::of(norm.gain_offset));
+    let (level, along) = gradient_sums(x, dy, gain, offset, row);
+    let level = if norm.centre { E::of(level / width as f64) } else { E::default() };
+    let along = E::of(along / width as f64);
+    let factor = row.reciprocal * E::of(norm.scale);
     match gain {
         Some(gain) => {
-            let (offset, gain) = (E::of(norm.gain_offset), &gain[..x.len()]);
-            backward_scaled(norm, dx, adds, x, |i| (gain[i] + offset) * dy[i], row);
+            let gain = &gain[..width];
+            write_or_add(dx, adds, |i| factor * ((gain[i] + offset) * dy[i] - level - row.normal(x[i]) * along));
         }
-        None => backward_scaled(norm, dx, adds, x, |i| dy[i], row),
+        None => write_or_add(dx, adds, |i| factor * (dy[i] - level - row.normal(x[i]) * along)),
     }
 }
 
 #[inline(always)]
-fn backward_scaled<E: Element>(
-    norm: &Norm,
-    dx: &mut [E],
-    adds: bool,
-    x: &[E],
-    scaled: impl Fn(usize) -> E,
-    row: Narrow<E>,
-) {
-    let width = x.len();
-    let along = E::of(sum(width, |i| (scaled(i) * row.normal(x[i])).wide()) / width as f64);
-    let level = if norm.centre { E::of(sum(width, |i| scaled(i).wide()) / width as f64) } else { E::default() };
-    let factor = row.reciprocal * E::of(norm.scale);
+fn write_or_add<E: Element>(dx: &mut [E], adds: bool, value: impl Fn(usize) -> E) {
     if adds {
-        for i in 0..width {
-            dx[i] += factor * (scaled(i) - level - row.normal(x[i]) * along);
+        for i in 0..dx.len() {
+            dx[i] += value(i);
         }
     } else {
-        for i in 0..width {
-            dx[i] = factor * (scaled(i) - level - row.normal(x[i]) * along);
+        for i in 0..dx.len() {
+            dx[i] = value(i);
         }
     }
 }
@@ -243,8 +271,8 @@ fn backward_row_wide<E: Element>(
     let width = x.len();
     let scaled = |i: usize| gain.map_or(1.0, |gain| gain[i].wide() + norm.gain_offset) * dy[i].wide() * norm.scale;
     let normal = |i: usize| (x[i].wide() - mean) * reciprocal;
-    let along = sum(width, |i| scaled(i) * normal(i)) / width as f64;
-    let level = if norm.centre { sum(width, scaled) / width as f64 } else { 0.0 };
+    let along = (0..width).map(|i| scaled(i) * normal(i)).sum::<f64>() / width as f64;
+    let level = if norm.centre { (0..width).map(scaled).sum::<f64>() / width as f64 } else { 0.0 };
     for i in 0..width {
         let gradient = E::of(reciprocal * (scaled(i) - level - normal(i) * along));
         dx[i] = if adds { dx[i] + gradient } else { gradient };
@@ -264,15 +292,27 @@ fn parameter_gradients<E: Element>(
 ) {
     let width = dgain.len();
     let dbias = &mut dbias[..width];
-    let x: [&[E]; GROUP] = std::array::from_fn(|row| &x[row * width..][..width]);
-    let dy: [&[E]; GROUP] = std::array::from_fn(|row| &dy[row * width..][..width]);
-    for i in 0..width {
-        let (mut gain, mut bias) = (E::default(), E::default());
-        for row in 0..GROUP {
-            gain += dy[row][i] * rows[row].normal(x[row][i]);
-            bias += dy[row][i];
+    let whole = width - width % LANES;
+    for start in (0..whole).step_by(LANES) {
+        let (mut gains, mut biases) = ([E::default(); LANES], [E::default(); LANES]);
+        for (row, fit) in rows.iter().enumerate() {
+            let (x, dy) = (&x[row * width + start..][..LANES], &dy[row * width + start..][..LANES]);
+            for lane in 0..LANES {
+                gains[lane] += dy[lane] * fit.normal(x[lane]);
+                biases[lane] += dy[lane];
+            }
         }
-        dgain[i] += gain.wide() * scale;
-        dbias[i] += bias.wide() * scale;
+        let (dgain, dbias) = (&mut dgain[start..start + LANES], &mut dbias[start..start + LANES]);
+        for lane in 0..LANES {
+            dgain[lane] += gains[lane].wide() * scale;
+            dbias[lane] += biases[lane].wide() * scale;
+        }
+    }
+    for i in whole..width {
+        for (row, fit) in rows.iter().enumerate() {
+            let dy = dy[row * width + i];
+            dgain[i] += (dy * fit.normal(x[row * width + i])).wide() * scale;
+            dbias[i] += dy.wide() * scale;
+        }
     }
 }

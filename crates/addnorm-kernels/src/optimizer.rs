@@ -141,19 +141,7 @@ vectorised! {
     }
 
     fn squares<E: Element>(values: &[E]) -> f64 {
-        let mut lanes = [0f64; 16];
-        let chunks = values.chunks_exact(16);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for lane in 0..16 {
-                lanes[lane] += chunk[lane].wide() * chunk[lane].wide();
-            }
-        }
-        let mut total = simd::total(lanes);
-        for x in rest {
-            total += x.wide() * x.wide();
-        }
-        total
+        simd::sum(values, |x| x.wide() * x.wide())
     }
 }
 

@@ -20,13 +20,87 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// Sums lanes by halves, which takes a few instructions where one after another would wait for each.
+/// Sums lanes by halves, which takes a few instructions where one after another would wait for each. Written
+/// out: a loop over the halves is compiled to one.
 #[inline(always)]
-pub(crate) fn total<T: Copy + std::ops::Add<Output = T>>(mut lanes: [T; 16]) -> T {
-    for half in [8, 4, 2, 1] {
-        for lane in 0..half {
-            lanes[lane] = lanes[lane] + lanes[lane + half];
+pub(crate) fn total<T: Copy + Default + std::ops::Add<Output = T>>(lanes: [T; 16]) -> T {
+    let (mut eight, mut four) = ([T::default(); 8], [T::default(); 4]);
+    for i in 0..8 {
+        eight[i] = lanes[i] + lanes[i + 8];
+    }
+    for i in 0..4 {
+        four[i] = eight[i] + eight[i + 4];
+    }
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// The same of twice as many.
+#[inline(always)]
+pub(crate) fn total_of_32<T: Copy + Default + std::ops::Add<Output = T>>(lanes: [T; 32]) -> T {
+    let mut half = [T::default(); 16];
+    for i in 0..16 {
+        half[i] = lanes[i] + lanes[i + 16];
+    }
+    total(half)
+}
+
+/// Independent partial results of the loops below. With 16, some of them are compiled to scalar code.
+pub(crate) const LANES: usize = 32;
+
+/// Sum of `term` over a slice, in lanes, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum<E: Copy, T: Copy + Default + std::ops::AddAssign + std::ops::Add<Output = T>>(
+    values: &[E],
+    term: impl Fn(E) -> T,
+) -> T {
+    let mut lanes = [T::default(); LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += term(chunk[lane]);
         }
     }
-    lanes[0]
+    let mut sum = total_of_32(lanes);
+    for &value in rest {
+        sum += term(value);
+    }
+    sum
+}
+
+/// Sum of `term` over two slices of one length, in lanes, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum_of_pairs<E: Copy, T: Copy + Default + std::ops::AddAssign + std::ops::Add<Output = T>>(
+    a: &[E],
+    b: &[E],
+    term: impl Fn(E, E) -> T,
+) -> T {
+    let mut lanes = [T::default(); LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] += term(a[lane], b[lane]);
+        }
+    }
+    let mut sum = total_of_32(lanes);
+    for (&a, &b) in a_rest.iter().zip(b_rest) {
+        sum += term(a, b);
+    }
+    sum
+}
+
+/// The largest of some numbers; the first if there is no other. A NaN loses every comparison, unless it is first.
+#[inline(always)]
+pub(crate) fn largest<E: Copy + PartialOrd>(values: &[E]) -> E {
+    let mut lanes = [values[0]; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+        }
+    }
+    let mut most = values[0];
+    for &value in lanes.iter().chain(rest) {
+        most = if value > most { value } else { most };
+    }
+    most
 }

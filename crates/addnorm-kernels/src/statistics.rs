@@ -44,17 +44,7 @@ pub fn mean_token_cosine(x: &Tensor<3>) -> f64 {
 vectorised! {
     /// Adds the unit vector along a row, and says what its own square is: 1, or 0 for a row of zeros.
     fn add_unit(sum: &mut [f64], row: &[f64]) -> f64 {
-        let mut lanes = [0f64; 16];
-        let whole = row.len() - row.len() % 16;
-        for start in (0..whole).step_by(16) {
-            for lane in 0..16 {
-                lanes[lane] += row[start + lane] * row[start + lane];
-            }
-        }
-        let mut square = simd::total(lanes);
-        for x in &row[whole..] {
-            square += x * x;
-        }
+        let mut square = simd::sum(row, |x| x * x);
         // A square that overflows or vanishes although the row does not is taken relative to the largest number.
         let mut unit = 1.0;
         if !(1e-280..1e280).contains(&square) {
