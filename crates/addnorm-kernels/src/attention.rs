@@ -18,7 +18,7 @@ use crate::slot::Slot;
 use crate::{norm, rotary};
 
 /// Query rows that are scored at once: the table of scores never grows with the batch.
-const QUERIES: usize = 64;
+const QUERIES: usize = 32;
 
 /// What attention is to do besides the products.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex;
-use crate::linear::add_up;
+use crate::linear::Partials;
 use crate::norm::Norm;
 use crate::norm_rows::{backward_rows, forward_rows};
 use crate::parallel::grain;
@@ -84,21 +84,18 @@ impl Part {
         let gain = vectors.first().map(flex::slice::<E>);
         let mut dx = Buffer::<E>::take(x.len());
         let size = (HEADS * width).max(1);
-        let partials: Vec<Vec<f64>> = dx
-            .par_chunks_mut(size)
+        let mut partials = Partials::new(x.len(), size, 2 * width);
+        dx.par_chunks_mut(size)
             .zip(x.par_chunks(size))
             .zip(gradient.par_chunks(size))
             .zip(prepared.statistics.par_chunks(2 * HEADS))
+            .zip(partials.parts())
             .with_min_len(grain())
-            .map(|(((dx, x), dy), kept)| {
-                let mut sums = vec![0f64; 2 * width];
-                backward_rows(norm, dx, false, x, dy, gain, width, kept, &mut sums);
-                sums
-            })
-            .collect();
+            .for_each(|((((dx, x), dy), kept), sums)| {
+                backward_rows(norm, dx, false, x, dy, gain, width, kept, sums);
+            });
         slot.put(1.0, &dx.into_tensor(&shape));
-        let total = add_up(&partials, 2 * width);
-        for (slot, values) in parameters.iter_mut().zip(total.chunks_exact(width.max(1))) {
+        for (slot, values) in parameters.iter_mut().zip(partials.total().chunks_exact(width.max(1))) {
             let mut vector = Buffer::<E>::take(width);
             vector.iter_mut().zip(values).for_each(|(to, &value)| *to = E::of(value));
             slot.put(1.0, &vector.into_tensor(&[width]));

@@ -110,9 +110,8 @@ impl Kernel for Linear {
             let mut y = Buffer::<E>::take(rows * output);
             let bias = bias.map(flex::slice::<E>);
             if let Some(bias) = bias {
-                y.par_chunks_mut((output * ROWS).max(1)).with_min_len(grain()).for_each(|rows| {
-                    rows.chunks_exact_mut(output).for_each(|row| row.copy_from_slice(bias));
-                });
+                let chunks = y.par_chunks_mut((output * ROWS).max(1)).with_min_len(grain());
+                chunks.for_each(|rows| repeat_row(rows, bias));
             }
             let one = E::of(1.0);
             product((rows, input, output), (x, At::rows(input)), (weight, at), (&mut y, At::rows(output)), bias.is_some(), one, Threads::Pool);
@@ -179,21 +178,23 @@ impl Kernel for Linear {
 
 /// Sum over the rows of a row-major matrix, in `f64`.
 pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Buffer<E> {
-    let partials: Vec<Vec<f64>> = rows
-        .par_chunks((width * ROWS).max(1))
-        .with_min_len(grain())
-        .map(|chunk| {
-            let mut sums = vec![0f64; width];
-            add_columns(&mut sums, chunk, width);
-            sums
-        })
-        .collect();
+    let mut partials = Partials::new(rows.len(), width * ROWS, width);
+    let chunks = rows.par_chunks((width * ROWS).max(1)).zip(partials.parts()).with_min_len(grain());
+    chunks.for_each(|(chunk, sums)| add_columns(sums, chunk, width));
     let mut sums = Buffer::<E>::take(width);
-    sums.iter_mut().zip(add_up(&partials, width)).for_each(|(to, sum)| *to = E::of(sum));
+    sums.iter_mut().zip(partials.total()).for_each(|(to, &sum)| *to = E::of(sum));
     sums
 }
 
 vectorised! {
+    fn repeat_row<E: Element>(rows: &mut [E], row: &[E]) {
+        for to in rows.chunks_exact_mut(row.len()) {
+            for i in 0..row.len() {
+                to[i] = row[i];
+            }
+        }
+    }
+
     /// Eight rows are summed in the storage type, and then join the `f64` sum.
     fn add_columns<E: Element>(sums: &mut [f64], rows: &[E], width: usize) {
         for group in rows.chunks(GROUP * width) {
@@ -228,13 +229,31 @@ vectorised! {
     }
 }
 
-/// Partial sums of parts of the work, added in the order of the parts.
-pub(crate) fn add_up(partials: &[Vec<f64>], width: usize) -> Vec<f64> {
-    let mut total = vec![0f64; width];
-    for partial in partials {
-        for (total, part) in total.iter_mut().zip(partial) {
-            *total += part;
-        }
+/// Sums of parts of the work, each in a row of its own, that are added up in the order of the parts.
+pub(crate) struct Partials {
+    sums: Buffer<f64>,
+    width: usize,
+}
+
+impl Partials {
+    /// Zeros, for `length` elements that are worked on in chunks of `chunk`.
+    pub(crate) fn new(length: usize, chunk: usize, width: usize) -> Self {
+        Partials { sums: Buffer::zeros(length.div_ceil(chunk.max(1)).max(1) * width), width }
     }
-    total
+
+    /// The sums of each part, in order.
+    pub(crate) fn parts(&mut self) -> rayon::slice::ChunksExactMut<'_, f64> {
+        self.sums.par_chunks_exact_mut(self.width.max(1))
+    }
+
+    /// Adds everything to the first part's sums.
+    pub(crate) fn total(&mut self) -> &[f64] {
+        let (total, rest) = self.sums.split_at_mut(self.width);
+        for part in rest.chunks_exact(self.width.max(1)) {
+            for i in 0..total.len() {
+                total[i] += part[i];
+            }
+        }
+        total
+    }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
-use crate::linear::add_up;
+use crate::linear::Partials;
 use crate::mix::{self, weighted_sum};
 use crate::norm_rows::{backward_rows, forward_rows};
 use crate::parallel::grain;
@@ -218,18 +218,21 @@ impl Kernel for AddNorm {
             let (adds, dx) = opened.parts();
             let size = (width * ROWS).max(1);
             // One row of [gain gradient, bias gradient] a task, added up in order afterwards.
-            let partials: Vec<Vec<f64>> = dx
+            let mut partials = Partials::new(x.len(), size, if learns { 2 * width } else { 0 });
+            let chunks = dx
                 .par_chunks_mut(size)
                 .zip(x.par_chunks(size))
                 .zip(dy.par_chunks(size))
-                .zip(statistics.par_chunks(2 * ROWS))
-                .with_min_len(grain())
-                .map(|(((dx, x), dy), statistics)| {
-                    let mut sums = vec![0f64; if learns { 2 * width } else { 0 }];
-                    backward_rows(&self.norm, dx, adds, x, dy, gain, width, statistics, &mut sums);
-                    sums
-                })
-                .collect();
+                .zip(statistics.par_chunks(2 * ROWS));
+            if learns {
+                chunks.zip(partials.parts()).with_min_len(grain()).for_each(|((((dx, x), dy), statistics), sums)| {
+                    backward_rows(&self.norm, dx, adds, x, dy, gain, width, statistics, sums);
+                });
+            } else {
+                chunks.with_min_len(grain()).for_each(|(((dx, x), dy), statistics)| {
+                    backward_rows(&self.norm, dx, adds, x, dy, gain, width, statistics, &mut []);
+                });
+            }
             if self.is_alone() {
                 terms[0].close(opened);
             } else if let Opened::Fresh(dsum, _) = opened {
@@ -239,8 +242,7 @@ impl Kernel for AddNorm {
                 }
             }
             if learns {
-                let total = add_up(&partials, 2 * width);
-                for (slot, values) in parameters.iter_mut().zip(total.chunks_exact(width)) {
+                for (slot, values) in parameters.iter_mut().zip(partials.total().chunks_exact(width.max(1))) {
                     let mut vector = Buffer::<E>::take(width);
                     vector.iter_mut().zip(values).for_each(|(to, &value)| *to = E::of(value));
                     slot.put(1.0, &vector.into_tensor(&[width]));

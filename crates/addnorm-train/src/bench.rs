@@ -43,10 +43,8 @@ impl Workload {
         let optimizer = AdamW::new(model.parameters(), constants, &device, DType::F32);
         let count = train.batch * config.context;
         let number = |at: usize, factor: usize| (at * factor % config.vocabulary) as u32;
-        let tokens = Tokens {
-            numbers: (0..count).map(|at| number(at, 7919)).collect(),
-            shape: [train.batch, config.context],
-        };
+        let tokens =
+            Tokens { numbers: (0..count).map(|at| number(at, 7919)).collect(), shape: [train.batch, config.context] };
         let targets = (0..count).map(|at| number(at, 104_729)).collect();
         Ok(Self { model, weights, optimizer, tokens, targets, spec: spec.clone() })
     }
@@ -68,11 +66,8 @@ impl Workload {
     pub fn train(&mut self) -> Result<f64, RunError> {
         let train = &self.spec.config.train;
         let count = self.tokens.numbers.len() as f64;
-        let options = ForwardOptions {
-            dropout_seed: Some(1),
-            recompute: train.recompute.blocks(),
-            ..ForwardOptions::default()
-        };
+        let options =
+            ForwardOptions { dropout_seed: Some(1), recompute: train.recompute.blocks(), ..ForwardOptions::default() };
         let targets = Arc::clone(&self.targets);
         let found = self
             .model

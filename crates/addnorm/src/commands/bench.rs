@@ -255,7 +255,9 @@ fn measure(item: &Item, arguments: &BenchArguments, threads: usize) -> Result<Fo
         let about = peer.ask(&Request::Setup(Setup { recompute: None, ..setup.clone() }))?;
         if about.parameters != about_us.parameters {
             let (theirs, ours) = (about.parameters, about_us.parameters);
-            return Err(Failure::run(format!("'{said}' has {theirs} parameters where we have {ours}: not the same model")));
+            return Err(Failure::run(format!(
+                "'{said}' has {theirs} parameters where we have {ours}: not the same model"
+            )));
         }
         peers.push((about.name, peer));
     }
