@@ -8,7 +8,7 @@ use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
 use crate::parallel::grain;
-use crate::simd::vectorised;
+use crate::simd::{fused, vectorised};
 use crate::slot::Slot;
 
 /// Elements that one task handles.
@@ -32,11 +32,13 @@ const TANH_CUBE: f64 = 0.044_715;
 
 impl Activation {
     #[inline(always)]
-    fn value<E: Element>(self, x: E) -> E {
+    fn value<E: Element>(self, x: E, fused: bool) -> E {
         let (half, one) = (E::of(0.5), E::of(1.0));
         match self {
-            Activation::Gelu => half * x * (one + (x * E::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
-            Activation::GeluTanh => half * x * (one + tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x))),
+            Activation::Gelu => half * x * (one + (x * E::of(std::f64::consts::FRAC_1_SQRT_2)).erf(fused)),
+            Activation::GeluTanh => {
+                half * x * (one + tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x), fused))
+            }
             // Written so that a NaN passes through.
             Activation::Relu => {
                 if x < E::default() {
@@ -45,20 +47,20 @@ impl Activation {
                     x
                 }
             }
-            Activation::Silu => x / (one + (-x).exp()),
+            Activation::Silu => x / (one + (-x).exp(fused)),
         }
     }
 
     #[inline(always)]
-    fn slope<E: Element>(self, x: E) -> E {
+    fn slope<E: Element>(self, x: E, fused: bool) -> E {
         let (half, one) = (E::of(0.5), E::of(1.0));
         match self {
             Activation::Gelu => {
-                let density = E::of(0.398_942_280_401_432_7) * (-(half * x * x)).exp();
-                half * (one + (x * E::of(std::f64::consts::FRAC_1_SQRT_2)).erf()) + x * density
+                let density = E::of(0.398_942_280_401_432_7) * (-(half * x * x)).exp(fused);
+                half * (one + (x * E::of(std::f64::consts::FRAC_1_SQRT_2)).erf(fused)) + x * density
             }
             Activation::GeluTanh => {
-                let t = tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x));
+                let t = tanh(E::of(TANH_SCALE) * (x + E::of(TANH_CUBE) * x * x * x), fused);
                 let inner = E::of(TANH_SCALE) * (one + E::of(3.0 * TANH_CUBE) * x * x);
                 let flat = one - t * t;
                 // Where tanh has saturated its slope is 0, even if the square of x overflows.
@@ -75,7 +77,7 @@ impl Activation {
                 }
             }
             Activation::Silu => {
-                let sigmoid = one / (one + (-x).exp());
+                let sigmoid = one / (one + (-x).exp(fused));
                 sigmoid * (one + x * (one - sigmoid))
             }
         }
@@ -92,12 +94,12 @@ impl Activation {
 }
 
 #[inline(always)]
-fn tanh<E: Element>(x: E) -> E {
+fn tanh<E: Element>(x: E, fused: bool) -> E {
     // Beyond 15 the result is 1 to the last bit; comparisons keep NaN.
     let (bound, one) = (E::of(20.0), E::of(1.0));
     let x = if x > bound { bound } else { x };
     let x = if x < -bound { -bound } else { x };
-    let e = (x + x).exp();
+    let e = (x + x).exp(fused);
     (e - one) / (e + one)
 }
 
@@ -156,14 +158,14 @@ vectorised! {
     fn values<E: Element>(function: Activation, y: &mut [E], x: &[E]) {
         let x = &x[..y.len()];
         for_activation!(function, F => for i in 0..y.len() {
-            y[i] = F.value(x[i]);
+            y[i] = F.value(x[i], fused!());
         });
     }
 
     fn gated_values<E: Element>(function: Activation, y: &mut [E], x: &[E], gate: &[E]) {
         let (x, gate) = (&x[..y.len()], &gate[..y.len()]);
         for_activation!(function, F => for i in 0..y.len() {
-            y[i] = x[i] * F.value(gate[i]);
+            y[i] = x[i] * F.value(gate[i], fused!());
         });
     }
 
@@ -171,8 +173,8 @@ vectorised! {
     fn values_and_gradients<E: Element>(function: Activation, y: &mut [E], d: &mut [E], x: &[E]) {
         let (x, d) = (&x[..y.len()], &mut d[..y.len()]);
         for_activation!(function, F => for i in 0..y.len() {
-            y[i] = F.value(x[i]);
-            d[i] *= F.slope(x[i]);
+            y[i] = F.value(x[i], fused!());
+            d[i] *= F.slope(x[i], fused!());
         });
     }
 
@@ -188,9 +190,9 @@ vectorised! {
         let count = y.len();
         let (x, gate, d, dgate) = (&x[..count], &gate[..count], &mut d[..count], &mut dgate[..count]);
         for_activation!(function, F => for i in 0..count {
-            let value = F.value(gate[i]);
+            let value = F.value(gate[i], fused!());
             y[i] = x[i] * value;
-            dgate[i] = d[i] * x[i] * F.slope(gate[i]);
+            dgate[i] = d[i] * x[i] * F.slope(gate[i], fused!());
             d[i] *= value;
         });
     }

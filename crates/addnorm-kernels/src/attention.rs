@@ -13,7 +13,7 @@ use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
 use crate::norm::Norm;
 use crate::parallel::grain;
-use crate::simd::{self, vectorised};
+use crate::simd::{self, fused, vectorised};
 use crate::slot::Slot;
 use crate::{norm, rotary};
 
@@ -242,24 +242,25 @@ vectorised! {
         stride: usize,
     ) {
         for (i, row) in scores.chunks_exact_mut(keys).enumerate() {
-            let (row, hidden) = row.split_at_mut(if causal { seen + i } else { keys });
-            hidden.fill(E::default());
-            let (largest, reciprocal) = match visible {
-                None => {
-                    let largest = simd::largest(row);
-                    (largest, E::of(1.0 / powers(row, largest)))
-                }
-                Some(visible) => {
-                    let visible = &visible[..row.len()];
-                    hide(row, visible, E::of(f64::NEG_INFINITY));
-                    let largest = simd::largest(row);
-                    powers(row, largest);
-                    hide(row, visible, E::default());
-                    let total = simd::sum(row, |x| x).wide();
-                    let any = visible.iter().any(|&seen| seen);
-                    if any { (largest, E::of(1.0 / total)) } else { (E::default(), E::default()) }
-                }
-            };
+            // What is hidden loses every comparison and adds nothing: whole rows have no odd ends to go through
+            // one by one.
+            let seen = if causal { seen + i } else { keys };
+            row[seen..].fill(E::of(f64::NEG_INFINITY));
+            if let Some(visible) = visible {
+                hide(&mut row[..seen], visible, E::of(f64::NEG_INFINITY));
+            }
+            let largest = simd::largest(row);
+            // A NaN, which loses too, comes back in through its own exponential.
+            for score in row.iter_mut() {
+                *score = (*score - largest).exp(fused!());
+            }
+            row[seen..].fill(E::default());
+            if let Some(visible) = visible {
+                hide(&mut row[..seen], visible, E::default());
+            }
+            let total = simd::sum(row, |x| x).wide();
+            let any = visible.is_none_or(|visible| visible[..seen].iter().any(|&seen| seen));
+            let (largest, reciprocal) = if any { (largest, E::of(1.0 / total)) } else { Default::default() };
             for power in row.iter_mut() {
                 *power *= reciprocal;
             }
@@ -278,14 +279,14 @@ vectorised! {
         stride: usize,
     ) {
         for (i, row) in scores.chunks_exact_mut(keys).enumerate() {
-            let (row, hidden) = row.split_at_mut(if causal { seen + i } else { keys });
-            hidden.fill(E::default());
+            let seen = if causal { seen + i } else { keys };
             let (largest, reciprocal) = (kept[i * stride], kept[i * stride + 1]);
             for score in row.iter_mut() {
-                *score = (*score - largest).exp() * reciprocal;
+                *score = (*score - largest).exp(fused!()) * reciprocal;
             }
+            row[seen..].fill(E::default());
             if let Some(visible) = visible {
-                hide(row, &visible[..row.len()], E::default());
+                hide(&mut row[..seen], visible, E::default());
             }
         }
     }
@@ -303,19 +304,10 @@ vectorised! {
 
 #[inline(always)]
 fn hide<E: Element>(row: &mut [E], visible: &[bool], value: E) {
+    let visible = &visible[..row.len()];
     for i in 0..row.len() {
         row[i] = if visible[i] { row[i] } else { value };
     }
-}
-
-/// Replaces each score by its power, and sums them. A NaN, which loses the comparison for the largest, comes
-/// back in through its own exponential.
-#[inline(always)]
-fn powers<E: Element>(row: &mut [E], largest: E) -> f64 {
-    for score in row.iter_mut() {
-        *score = (*score - largest).exp();
-    }
-    simd::sum(row, |x| x).wide()
 }
 
 impl Kernel for Attention {

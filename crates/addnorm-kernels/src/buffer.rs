@@ -58,9 +58,10 @@ impl Store {
             }
         }
         // Idle memory of sizes that have gone out of use makes room: together with what is live, it never
-        // exceeds what was once live at the same time.
+        // exceeds by more than half what was once live at the same time. The half is for sizes that
+        // are needed most at different moments of a step.
         self.peak = self.peak.max(self.live);
-        while self.live + self.idle_lines > self.peak {
+        while self.live + self.idle_lines > self.peak + self.peak / 2 {
             let oldest = self.idle.iter().filter(|(_, (_, held))| !held.is_empty()).min_by_key(|(_, (used, _))| *used);
             let Some(size) = oldest.map(|(&size, _)| size) else { break };
             if let Some((_, held)) = self.idle.get_mut(&size) {
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_memory_never_adds_to_the_most_that_was_live() {
+    fn idle_memory_stays_near_the_most_that_was_live() {
         std::thread::spawn(|| {
             for size in [1000, 2000, 3000, 500, 4000] {
                 drop(Buffer::<f64>::take(size));
@@ -227,7 +228,7 @@ mod tests {
             let home = HOME.with_borrow(Arc::clone);
             let store = home.lock().expect("no thread failed");
             assert_eq!(store.live, 0);
-            assert_eq!(store.idle_lines, 4000 / 8);
+            assert!(store.idle_lines >= 4000 / 8 && store.idle_lines <= 6000 / 8, "{}", store.idle_lines);
         })
         .join()
         .expect("the thread ends well");

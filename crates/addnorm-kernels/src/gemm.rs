@@ -1,7 +1,8 @@
 //! Matrix products on slices, with strides.
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
@@ -11,12 +12,13 @@ use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::parallel::is_shared;
 
-/// Multiplications and additions in matrix products so far, by all threads.
-static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+}
 
-/// Multiplications and additions that the CPU kernels have made in matrix products since the process began.
+/// Multiplications and additions of the matrix products that the CPU kernels have made on this thread.
 pub fn product_operations() -> u64 {
-    OPERATIONS.load(Relaxed)
+    OPERATIONS.get()
 }
 
 /// A product that was made: its sizes and where its matrices lay. For timing the same products by themselves.
@@ -112,7 +114,7 @@ pub(crate) fn product<E: Element>(
         let made = Product { sizes: (m, k, n), places: [a.1, b.1, c.1], adds: add, shared: threads == Threads::Pool };
         record.entry(std::thread::current().id()).or_default().push(made);
     }
-    OPERATIONS.fetch_add(2 * (m * k * n) as u64, Relaxed);
+    OPERATIONS.set(OPERATIONS.get() + 2 * (m * k * n) as u64);
     assert!(c.1.last(m, n) < c.0.len(), "the product does not fit its place");
     if k > 0 {
         assert!(a.1.last(m, k) < a.0.len() && b.1.last(k, n) < b.0.len(), "a factor is larger than its slice");

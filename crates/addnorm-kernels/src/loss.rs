@@ -12,7 +12,7 @@ use crate::flex::{self, Kernel, for_element};
 use crate::gemm::{At, Threads, product};
 use crate::linear::linear;
 use crate::parallel::grain;
-use crate::simd::{self, vectorised};
+use crate::simd::{self, fused, vectorised};
 use crate::slot::Slot;
 
 /// Rows that one task of the softmax handles.
@@ -68,7 +68,7 @@ vectorised! {
     fn losses_of<E: Element>(losses: &mut [E], kept: &mut [E], logits: &[E], targets: &[u32], vocabulary: usize) {
         for (i, row) in logits.chunks_exact(vocabulary).enumerate() {
             let largest = simd::largest(row);
-            let total = simd::sum(row, |x| (x - largest).exp().wide());
+            let total = simd::sum(row, |x| (x - largest).exp(fused!()).wide());
             let target = row[targets[i] as usize];
             losses[i] = E::of(total.ln() + (largest - target).wide());
             kept[2 * i] = largest;
@@ -88,7 +88,7 @@ vectorised! {
         for (i, (drow, row)) in d.chunks_exact_mut(vocabulary).zip(logits.chunks_exact(vocabulary)).enumerate() {
             let (largest, factor) = (kept[2 * i], dlosses[i] / kept[2 * i + 1]);
             for j in 0..vocabulary {
-                drow[j] = (row[j] - largest).exp() * factor;
+                drow[j] = (row[j] - largest).exp(fused!()) * factor;
             }
             drow[targets[i] as usize] += -dlosses[i];
         }

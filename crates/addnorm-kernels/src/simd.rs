@@ -5,8 +5,7 @@
 /// AArch64). The bodies hold no intrinsics: they are loops that vectorise, and helpers they call are
 /// `#[inline(always)]`, so that these are compiled with the same instructions.
 ///
-/// No product and sum is contracted into one rounding, so outside of matrix products the results are the
-/// same bits on every instruction set.
+/// Outside of matrix products and [`fused`] polynomials, the results are the same bits on every instruction set.
 macro_rules! vectorised {
     ($($function:item)*) => {
         $(
@@ -19,6 +18,14 @@ macro_rules! vectorised {
     };
 }
 pub(crate) use vectorised;
+
+/// Inside a [`vectorised`] function: whether its instructions have a product and sum in one rounding.
+macro_rules! fused {
+    () => {
+        multiversion::target::target_cfg_f!(target_feature = "fma")
+    };
+}
+pub(crate) use fused;
 
 /// Sums lanes by halves, which takes a few instructions where one after another would wait for each. Written
 /// out: a loop over the halves is compiled to one.
@@ -98,8 +105,13 @@ pub(crate) fn largest<E: Copy + PartialOrd>(values: &[E]) -> E {
             lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
         }
     }
-    let mut most = values[0];
-    for &value in lanes.iter().chain(rest) {
+    for half in [16, 8, 4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] = if lanes[lane + half] > lanes[lane] { lanes[lane + half] } else { lanes[lane] };
+        }
+    }
+    let mut most = lanes[0];
+    for &value in rest {
         most = if value > most { value } else { most };
     }
     most

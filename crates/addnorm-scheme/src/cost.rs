@@ -135,18 +135,21 @@ impl Pricer {
         self.linear(width, width);
         self.linear(width, kv);
         self.linear(width, kv);
-        // Queries, keys, values, and the heads' outputs.
-        self.kept += (2 * width + 2 * kv) as f64;
+        // Queries, keys, values, the heads' outputs, and two numbers of every softmax.
+        self.kept += (2 * width + 2 * kv + 2 * heads) as f64;
         if let Some(norms) = self.options.projection_norms {
             for (present, count) in
                 [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)]
             {
                 if present {
                     match norms.scope {
+                        // Computed again in the backward pass.
                         HeadNormScope::PerHead => self.count_norm(head, count),
-                        HeadNormScope::FullWidth => self.count_norm(head * count, 1),
+                        HeadNormScope::FullWidth => {
+                            self.count_norm(head * count, 1);
+                            self.kept += (head * count) as f64;
+                        }
                     }
-                    self.kept += (head * count) as f64;
                 }
             }
         }
@@ -172,10 +175,11 @@ impl Pricer {
             self.linear(width, hidden);
         }
         self.flops += 10.0 * hidden as f64;
-        self.kept += ((inputs + 1) * hidden) as f64;
+        // What the non-linearity gives is computed again, unless a norm reads it.
+        self.kept += (inputs * hidden) as f64;
         if self.options.ffn_inner_norm {
             self.count_norm(hidden, 1);
-            self.kept += hidden as f64;
+            self.kept += (2 * hidden) as f64;
         }
         self.linear(hidden, width);
     }

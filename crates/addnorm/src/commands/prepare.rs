@@ -5,7 +5,7 @@ use std::path::Path;
 use addnorm_data::Corpus;
 use addnorm_nn::{Model, Purpose, stream_seed};
 use addnorm_scheme::library;
-use addnorm_train::{RunConfig, RunSpec};
+use addnorm_train::{Recompute, RunConfig, RunSpec};
 
 use crate::failure::Failure;
 use crate::printer;
@@ -27,7 +27,17 @@ pub fn fits(spec: &RunSpec, jobs: usize) -> Result<(), Failure> {
     let tokens = (train.batch.div_ceil(train.accumulate.max(1)) * spec.config.model.context) as f64;
     // Weight, gradient and two moments in f32.
     let parameters = 16.0 * cost.parameters as f64;
-    let activations = cost.activation_bytes_per_token * tokens;
+    let activations = tokens
+        * match train.recompute {
+            Recompute::None => cost.activation_bytes_per_token,
+            Recompute::Blocks(every) => {
+                // The streams that enter each segment, and what one segment computes.
+                let blocks = spec.config.model.blocks as f64;
+                let every = (every as f64).min(blocks);
+                let streams = (4 * spec.config.model.width * model.plan().streams.len()) as f64;
+                streams * (blocks / every).ceil() + cost.activation_bytes_per_token * every / blocks
+            }
+        };
     let needed = (parameters + activations) * jobs as f64;
     let Some(memory) = memory() else { return Ok(()) };
     if needed > memory {
@@ -41,7 +51,8 @@ pub fn fits(spec: &RunSpec, jobs: usize) -> Result<(), Failure> {
             giga(needed),
             giga(memory),
         );
-        return Err(Failure::input(message).hint("a smaller '--batch', more '--accumulate', or '--jobs 1' needs less"));
+        return Err(Failure::input(message)
+            .hint("a smaller '--batch', more '--accumulate', '--recompute blocks', or '--jobs 1' needs less"));
     }
     Ok(())
 }
