@@ -187,11 +187,15 @@ pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Buffer<E> {
 }
 
 vectorised! {
+    /// In pieces of a known size, which take a few instructions where a copy of any size is a call.
     fn repeat_row<E: Element>(rows: &mut [E], row: &[E]) {
+        let (pieces, rest) = row.as_chunks::<LANES>();
         for to in rows.chunks_exact_mut(row.len()) {
-            for i in 0..row.len() {
-                to[i] = row[i];
+            let (to_pieces, to_rest) = to.as_chunks_mut::<LANES>();
+            for (to, piece) in to_pieces.iter_mut().zip(pieces) {
+                *to = *piece;
             }
+            to_rest.copy_from_slice(rest);
         }
     }
 

@@ -176,10 +176,9 @@ impl Kernel for AddNorm {
                     .with_min_len(grain())
                     .for_each(|(chunk, ((y, statistics), sum))| {
                         let from = chunk * ROWS * width;
-                        let mut sum = sum;
                         if self.is_alone() {
                             forward_rows(&self.norm, y, Some(&terms[0][from..]), gain, bias, width, statistics);
-                        } else if let Some(sum) = sum.as_deref_mut() {
+                        } else if let Some(sum) = sum {
                             mix::sum_into(sum, &weights, &terms, from);
                             forward_rows(&self.norm, y, Some(sum), gain, bias, width, statistics);
                         } else {

@@ -177,9 +177,7 @@ impl Model {
     /// number of blocks in a segment; 0 makes one segment of all.
     fn segments(&self, every: usize) -> Vec<Range<usize>> {
         let blocks = self.plan.blocks.len();
-        if every == 0 {
-            return vec![0..blocks + 2];
-        }
+        let every = if every == 0 { blocks } else { every };
         (0..blocks)
             .step_by(every)
             .map(|start| {
