@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 
 use crate::buffer::Buffer;
-use crate::flex::{self, Kernel};
+use crate::flex::{self, Kernel, for_element};
+use crate::parallel::alone;
 use crate::slot::Slot;
 
 /// The gradient of one parameter, summed over parts of a batch that several threads work on. Each part may
@@ -36,11 +37,15 @@ impl GradientSum {
             return;
         }
         let mut sum = Slot::needed(state.total.take());
-        for part in &mut state.parts {
-            if let Some(gradient) = part.pop_front() {
-                sum.put(1.0, &gradient);
+        // On this thread only: while it waited for others it might take up another part's backward pass, which
+        // would wait for this lock.
+        alone(|| {
+            for part in &mut state.parts {
+                if let Some(gradient) = part.pop_front() {
+                    sum.put(1.0, &gradient);
+                }
             }
-        }
+        });
         state.total = sum.into_gradient();
     }
 
@@ -86,15 +91,25 @@ impl Kernel for Collect {
 /// that the later segment found for what this one gave.
 ///
 /// # Panics
-/// If there is no value, or more than nine.
+/// If there is no value.
 pub fn resume(values: Vec<(Tensor<3>, Tensor<3>)>) -> Tensor<1> {
+    let add = |sum: Tensor<1>, part: Tensor<1>| sum + part;
     if !flex::is_flex(&values[0].0) {
         let products = values.into_iter().map(|(value, gradient)| (value * gradient).sum());
-        return products.reduce(|sum, product| sum + product).expect("there is a value");
+        return products.reduce(add).expect("there is a value");
     }
-    let (values, gradients): (Vec<_>, Vec<_>) =
-        values.into_iter().map(|(value, gradient)| (flex::input(value), flex::plain(gradient))).unzip();
-    flex::run(Resume { gradients }, values)
+    let group = |group: &[(Tensor<3>, Tensor<3>)]| {
+        let pairs = group.iter().cloned();
+        let (values, gradients): (Vec<_>, Vec<_>) =
+            pairs.map(|(value, gradient)| (flex::input(value), flex::plain(gradient))).unzip();
+        flex::run(Resume { gradients }, values)
+    };
+    values.chunks(flex::MOST_INPUTS).map(group).reduce(add).expect("there is a value")
+}
+
+/// The gradients of `root` by every leaf that does not [`collect`] its own.
+pub fn backward(root: Tensor<1>) -> Gradients {
+    flex::in_backward_pass(|| root.backward())
 }
 
 #[derive(Debug, Clone)]
@@ -107,8 +122,8 @@ impl Kernel for Resume {
         Vec::new()
     }
 
-    fn forward(&self, _: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
-        (Buffer::<f32>::zeros(1).into_tensor(&[1]), Vec::new())
+    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        for_element!(&inputs[0], E => (Buffer::<E>::zeros(1).into_tensor(&[1]), Vec::new()))
     }
 
     fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], _: FlexTensor, slots: &mut [Slot]) {

@@ -1,6 +1,6 @@
 //! The bridge between a kernel on slices and Burn's tensors and autodiff.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt::Debug;
 
@@ -106,7 +106,29 @@ thread_local! {
     /// Nodes that were given a gradient by a kernel and have not used it yet. Burn does not say whether a node
     /// has a gradient already, and asking for one that is not there is a panic.
     static GIVEN: RefCell<HashSet<NodeId>> = RefCell::default();
+    /// Backward passes on this thread: one, or another that the thread took up while it waited in the first.
+    static PASSES: Cell<usize> = const { Cell::new(0) };
 }
+
+/// Runs a backward pass. What kernels have noted of its nodes is forgotten afterwards: nodes of Burn's own
+/// operators never say that they have used their gradient.
+pub(crate) fn in_backward_pass<R>(pass: impl FnOnce() -> R) -> R {
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            PASSES.set(PASSES.get() - 1);
+            if PASSES.get() == 0 {
+                GIVEN.with_borrow_mut(HashSet::clear);
+            }
+        }
+    }
+    PASSES.set(PASSES.get() + 1);
+    let _end = End;
+    pass()
+}
+
+/// Tensors that one kernel takes.
+pub(crate) const MOST_INPUTS: usize = 9;
 
 /// The node of a kernel in the graph of the backward pass.
 #[derive(Debug)]

@@ -41,7 +41,7 @@ pub mod tap;
 pub use activation::{Activation, activation, gated_activation};
 pub use attention::{AttentionSettings, HeadNorm, attention};
 pub use buffer::fresh_bytes;
-pub use collect::{GradientSum, collect, collects, resume};
+pub use collect::{GradientSum, backward, collect, collects, resume};
 pub use dropout::dropout;
 pub use embedding::embedding;
 pub use gemm::{Product, product_operations, record_products, repeat_products};

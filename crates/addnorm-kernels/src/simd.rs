@@ -51,6 +51,16 @@ pub(crate) fn total_of_32<T: Copy + Default + std::ops::Add<Output = T>>(lanes: 
     total(half)
 }
 
+/// And of twice as many again.
+#[inline(always)]
+pub(crate) fn total_of_64<T: Copy + Default + std::ops::Add<Output = T>>(lanes: [T; 64]) -> T {
+    let mut half = [T::default(); 32];
+    for i in 0..32 {
+        half[i] = lanes[i] + lanes[i + 32];
+    }
+    total_of_32(half)
+}
+
 /// Independent partial results of the loops below. With 16, some of them are compiled to scalar code.
 pub(crate) const LANES: usize = 32;
 

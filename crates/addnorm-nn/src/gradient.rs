@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use addnorm_kernels::{GradientSum, alone, collect, collects, resume, statistics, threads};
+use addnorm_kernels::{GradientSum, alone, backward, collect, collects, resume, statistics, threads};
 use burn::tensor::{Gradients, Tensor};
 use rayon::prelude::*;
 
@@ -201,7 +201,8 @@ struct Work<'a> {
 impl Work<'_> {
     /// Runs one part forward and backward. The result is the sum of its losses.
     fn run(&self, number: usize, part: Part, observer: &mut dyn Observer) -> f64 {
-        let options = ForwardOptions { first_sequence: part.first, ..self.options };
+        let first_sequence = self.options.first_sequence + part.first;
+        let options = ForwardOptions { first_sequence, ..self.options };
         // What enters each segment but the first, and how many masks were drawn before.
         let mut entries: Vec<(Vec<Tensor<3>>, u64)> = Vec::new();
         for segment in &self.segments[..self.segments.len() - 1] {
@@ -236,7 +237,7 @@ impl Work<'_> {
                 (!pairs.is_empty()).then(|| resume(pairs))
             };
             let Some(root) = root else { break };
-            let mut gradients = root.backward();
+            let mut gradients = backward(root);
             later = entering.into_iter().map(|stream| stream.gradient(&mut gradients)).collect();
             leaves.gather(&mut gradients);
         }

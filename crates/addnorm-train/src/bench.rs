@@ -74,7 +74,7 @@ impl Workload {
             .loss_and_gradients(&self.weights, &self.tokens, targets, 1.0 / count, options, &mut NoObserver)
             .map_err(|error| RunError::Gradient { scheme: self.spec.label.clone(), error })?;
         let norm = global_norm(&found.gradients);
-        let clip_factor = if norm > train.clip { train.clip / norm } else { 1.0 };
+        let clip_factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
         self.optimizer.step(&mut self.weights, found.gradients, train.learning_rate, clip_factor);
         Ok(found.total / count)
     }

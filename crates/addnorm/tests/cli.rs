@@ -189,3 +189,58 @@ fn a_run_that_breaks_exits_with_1_and_says_where() {
     assert!(text(&output.stdout).contains("diverged at step 1 in block 1"), "{}", text(&output.stdout));
     assert!(folder.path().join("run/report.html").exists());
 }
+
+#[test]
+fn a_bench_runs_its_items_beside_a_peer_and_refuses_another_model() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("suite.toml"),
+        "[[item]]\ntask = \"train\"\nscheme = \"keel\"\nshape = \"8/2/2/4/3\"\n\
+         [[item]]\ntask = \"evaluate\"\nscheme = \"post\"\nshape = \"8/2/2/4/3\"\n\
+         [[item]]\ntask = \"norm\"\nkind = \"rmsnorm\"\nshape = \"5x7\"\n\
+         [[item]]\ntask = \"memory\"\nscheme = \"pre\"\nshape = \"8/4/2/4/3\"\nrecompute = 2\n",
+    )
+    .unwrap();
+    // Another process of ours is a peer like any other.
+    let peer = format!("{} bench --worker", env!("CARGO_BIN_EXE_addnorm"));
+    let quick = ["bench", "--suite", "suite.toml", "--repeats", "2", "--seconds", "0.01", "--threads", "2"];
+    let run = addnorm(folder.path(), &[&quick[..], &["--peer", &peer, "--json"]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    let items = found["items"].as_array().unwrap();
+    assert_eq!(items.len(), 4);
+    for item in items {
+        assert!(item["seconds"]["median"].as_f64().unwrap() > 0.0, "{item}");
+        let peer = &item["peers"][0];
+        assert!(peer["times_as_fast"]["median"].as_f64().or(peer["of_memory"].as_f64()).unwrap() > 0.0, "{item}");
+    }
+    assert!(items[0]["over_products"]["median"].as_f64().unwrap() > 0.0);
+    assert!(items[2]["of_copy"]["median"].as_f64().unwrap() > 0.0);
+    // A table for people, and only what was asked for.
+    let table = addnorm(folder.path(), &[&quick[..], &["--only", "norm", "--only", "5x7"]].concat());
+    assert!(text(&table.stdout).lines().count() == 2 && text(&table.stdout).contains("rmsnorm 5x7"));
+
+    std::fs::write(
+        folder.path().join("other.sh"),
+        "while read line; do echo '{\"name\": \"other\", \"parameters\": 3}'; done\n",
+    )
+    .unwrap();
+    for (arguments, said) in [
+        (vec!["--peer", "sh other.sh"], "not the same model"),
+        (vec!["--peer", "cat"], "does not say who it is"),
+        (vec!["--peer", "echo hello"], "answered 'hello'"),
+        (vec!["--peer", "no-such-program"], "cannot be started"),
+        (vec!["--only", "nothing like it"], "no item"),
+        (vec!["--suite", "absent.toml"], "absent.toml"),
+        (vec!["--repeats", "0"], "above 0"),
+    ] {
+        let quick: Vec<&str> = if arguments[0] == "--suite" || arguments[0] == "--repeats" {
+            ["bench"].into_iter().chain(["--only", "norm"]).collect()
+        } else {
+            quick.to_vec()
+        };
+        let run = addnorm(folder.path(), &[&quick[..], &arguments].concat());
+        assert!(!run.status.success());
+        assert!(text(&run.stderr).contains(said), "{arguments:?}: {}", text(&run.stderr));
+    }
+}

@@ -253,6 +253,10 @@ fn measure(item: &Item, arguments: &BenchArguments, threads: usize) -> Result<Fo
         // What a peer cannot recompute it is measured without.
         let mut peer = Worker::peer(said)?;
         let about = peer.ask(&Request::Setup(Setup { recompute: None, ..setup.clone() }))?;
+        if about.name.is_empty() {
+            return Err(Failure::run(format!("'{said}' does not say who it is"))
+                .hint("a peer answers each line of JSON with one; benches/peers/pytorch.py shows how"));
+        }
         if about.parameters != about_us.parameters {
             let (theirs, ours) = (about.parameters, about_us.parameters);
             return Err(Failure::run(format!(
