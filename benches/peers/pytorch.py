@@ -198,8 +198,10 @@ def main():
             for _ in range(request["run"]):
                 value = work.step()
             value = float(value.detach())
+            value = value if math.isfinite(value) else None
             seconds = time.perf_counter() - start
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            # Bytes on macOS, kilobytes elsewhere.
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             answer = {"seconds": seconds, "value": value, "peak_bytes": peak}
         print(json.dumps(answer), flush=True)
 

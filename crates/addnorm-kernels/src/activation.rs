@@ -95,7 +95,7 @@ impl Activation {
 
 #[inline(always)]
 fn tanh<E: Element>(x: E, fused: bool) -> E {
-    // Beyond 15 the result is 1 to the last bit; comparisons keep NaN.
+    // Beyond 20 the result is 1 to the last bit; comparisons keep NaN.
     let (bound, one) = (E::of(20.0), E::of(1.0));
     let x = if x > bound { bound } else { x };
     let x = if x < -bound { -bound } else { x };

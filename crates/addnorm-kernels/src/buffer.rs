@@ -49,13 +49,11 @@ impl Store {
     fn take(&mut self, lines: usize) -> Vec<Line> {
         self.clock += 1;
         self.live += lines;
-        let clock = self.clock;
-        if let Some((used, held)) = self.idle.get_mut(&lines) {
-            *used = clock;
-            if let Some(memory) = held.pop() {
-                self.idle_lines -= lines;
-                return memory;
-            }
+        let (used, held) = self.idle.entry(lines).or_default();
+        *used = self.clock;
+        if let Some(memory) = held.pop() {
+            self.idle_lines -= lines;
+            return memory;
         }
         // Idle memory of sizes that have gone out of use makes room: together with what is live, it never
         // exceeds by more than half what was once live at the same time. The half is for sizes that
@@ -73,6 +71,11 @@ impl Store {
         bytemuck::zeroed_vec(lines)
     }
 
+    fn release(&mut self) {
+        self.idle.clear();
+        (self.idle_lines, self.peak) = (0, self.live);
+    }
+
     fn give_back(&mut self, memory: Vec<Line>) {
         self.live -= memory.len();
         self.idle_lines += memory.len();
@@ -84,6 +87,11 @@ type Home = Arc<Mutex<Store>>;
 
 thread_local! {
     static HOME: RefCell<Home> = RefCell::default();
+}
+
+/// Returns to the system what this thread has freed. For after work of other sizes than what follows.
+pub fn release_idle() {
+    HOME.with_borrow(|home| home.lock().unwrap_or_else(PoisonError::into_inner).release());
 }
 
 /// Memory that goes back to the thread it came from.
@@ -169,7 +177,8 @@ impl<E: Element> DerefMut for Buffer<E> {
 
 impl AllocationController for Lines {
     fn alloc_align(&self) -> usize {
-        align_of::<Line>()
+        // All that is promised: Burn copies tensors with the alignment that is said here, and knows none above this.
+        align_of::<u128>()
     }
 
     fn property(&self) -> AllocationProperty {
@@ -229,6 +238,22 @@ mod tests {
             let store = home.lock().expect("no thread failed");
             assert_eq!(store.live, 0);
             assert!(store.idle_lines >= 4000 / 8 && store.idle_lines <= 6000 / 8, "{}", store.idle_lines);
+        })
+        .join()
+        .expect("the thread ends well");
+    }
+
+    #[test]
+    fn idle_memory_can_be_returned() {
+        std::thread::spawn(|| {
+            let held = Buffer::<f64>::zeros(800);
+            drop(Buffer::<f64>::take(1600));
+            release_idle();
+            let home = HOME.with_borrow(Arc::clone);
+            let counts = |store: &Store| (store.live, store.idle_lines, store.peak);
+            assert_eq!(counts(&home.lock().expect("no thread failed")), (100, 0, 100));
+            drop(held);
+            assert_eq!(counts(&home.lock().expect("no thread failed")), (0, 100, 100));
         })
         .join()
         .expect("the thread ends well");

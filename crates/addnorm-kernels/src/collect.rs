@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::Flex;
+use burn::backend::autodiff::NodeId;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Gradients, Tensor};
 
@@ -30,7 +31,7 @@ impl GradientSum {
         GradientSum(Mutex::new(State { parts: vec![VecDeque::new(); parts], total: None }))
     }
 
-    fn bring(&self, part: usize, gradient: FlexTensor) {
+    pub(crate) fn bring(&self, part: usize, gradient: FlexTensor) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.parts[part].push_back(gradient);
         if state.parts.iter().any(VecDeque::is_empty) {
@@ -54,6 +55,34 @@ impl GradientSum {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.total.take().map(Tensor::from_primitive::<Flex>)
     }
+}
+
+impl GradientSum {
+    /// Adds a gradient that came another way.
+    pub fn add<const D: usize>(&self, part: usize, gradient: Tensor<D>) {
+        self.bring(part, flex::plain(gradient));
+    }
+}
+
+/// While it lives, what kernels find for a leaf goes to a [`GradientSum`].
+#[derive(Debug)]
+pub struct LeafCollector(NodeId);
+
+impl Drop for LeafCollector {
+    fn drop(&mut self) {
+        flex::forget_leaf(self.0);
+    }
+}
+
+/// Sends what kernels find for a leaf to `into`, as that of one part, at the moment they find it; at the leaf
+/// itself it would wait for the end of the backward pass. What Burn's own operators find stays at the leaf. Only
+/// for the backward pass of this thread, and on the CPU.
+pub fn collect_leaf<const D: usize>(leaf: &Tensor<D>, into: &Arc<GradientSum>, part: usize) -> LeafCollector {
+    let flex::Input::Tracked(tracked) = flex::input(leaf.clone()) else {
+        panic!("a leaf is tracked");
+    };
+    flex::note_leaf(tracked.id(), Arc::clone(into), part);
+    LeafCollector(tracked.id())
 }
 
 /// `x`, unchanged. When the backward pass comes through here, the whole gradient of the loss by `x` goes to

@@ -1,8 +1,9 @@
 //! The bridge between a kernel on slices and Burn's tensors and autodiff.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -14,6 +15,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::Tensor;
 
+use crate::collect::GradientSum;
 use crate::element::Element;
 use crate::slot::Slot;
 
@@ -106,8 +108,18 @@ thread_local! {
     /// Nodes that were given a gradient by a kernel and have not used it yet. Burn does not say whether a node
     /// has a gradient already, and asking for one that is not there is a panic.
     static GIVEN: RefCell<HashSet<NodeId>> = RefCell::default();
+    /// Leaves whose gradients do not wait at the leaf: where they go, and as which part's.
+    static LEAVES: RefCell<HashMap<NodeId, (Arc<GradientSum>, usize)>> = RefCell::default();
     /// Backward passes on this thread: one, or another that the thread took up while it waited in the first.
     static PASSES: Cell<usize> = const { Cell::new(0) };
+}
+
+pub(crate) fn note_leaf(leaf: NodeId, into: Arc<GradientSum>, part: usize) {
+    LEAVES.with_borrow_mut(|leaves| leaves.insert(leaf, (into, part)));
+}
+
+pub(crate) fn forget_leaf(leaf: NodeId) {
+    LEAVES.with_borrow_mut(|leaves| leaves.remove(&leaf));
 }
 
 /// Runs a backward pass. What kernels have noted of its nodes is forgotten afterwards: nodes of Burn's own
@@ -154,6 +166,10 @@ impl<K: Kernel, const N: usize> Backward<Flex, N> for Node<K> {
         kernel.backward(&inputs, &saved, upstream, &mut slots);
         for (parent, slot) in ops.parents.iter().zip(slots) {
             if let (Some(parent), Some(gradient)) = (parent, slot.into_gradient()) {
+                if let Some((into, part)) = LEAVES.with_borrow(|leaves| leaves.get(&parent.id).cloned()) {
+                    into.bring(part, gradient);
+                    continue;
+                }
                 grads.register::<Flex>(parent.id, gradient);
                 if !parent.parents.is_empty() {
                     GIVEN.with_borrow_mut(|given| given.insert(parent.id));

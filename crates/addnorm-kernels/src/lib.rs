@@ -6,7 +6,8 @@
 //! tensor lives, never by a flag.
 //!
 //! Invariants:
-//! - Statistics and long sums are `f64` whatever the storage type.
+//! - Statistics are `f64` whatever the storage type, and so are long sums: what joins them are numbers, or sums of
+//!   at most some hundreds that were made by halves.
 //! - Work is parted into chunks of fixed size and partial results are added in order, so the number of
 //!   threads never changes a result.
 //! - Loops are compiled for several instruction sets and chosen between at run time; `unsafe` stands only in
@@ -40,13 +41,13 @@ pub mod tap;
 
 pub use activation::{Activation, activation, gated_activation};
 pub use attention::{AttentionSettings, HeadNorm, attention};
-pub use buffer::fresh_bytes;
-pub use collect::{GradientSum, backward, collect, collects, resume};
+pub use buffer::{fresh_bytes, release_idle};
+pub use collect::{GradientSum, LeafCollector, backward, collect, collect_leaf, collects, resume};
 pub use dropout::dropout;
 pub use embedding::embedding;
 pub use gemm::{Product, product_operations, record_products, repeat_products};
 pub use linear::{activated_linear, linear};
-pub use loss::head_loss;
+pub use loss::{MOST_LOGITS, head_loss};
 pub use mix::weighted_sum;
 pub use norm::{Norm, add_norm, norm};
 pub use optimizer::{AdamwParameter, AdamwStep, adamw, sum_of_squares, total_of_squares};

@@ -20,7 +20,7 @@ const ROWS: usize = 32;
 
 /// Logits that are computed at once. A table with no more is kept for the backward pass; a larger one is
 /// computed again, some rows at a time, so that it never stands in memory as a whole.
-const MOST_LOGITS: usize = 1 << 22;
+pub const MOST_LOGITS: usize = 1 << 22;
 
 #[derive(Debug, Clone)]
 struct HeadLoss {
@@ -140,6 +140,13 @@ impl Kernel for HeadLoss {
             let [for_x, for_weight] = slots else { unreachable!("the kernel has two inputs") };
             let mut dx = for_x.is_needed().then(|| for_x.open::<E>(&shape));
             let mut dweight = for_weight.is_needed().then(|| for_weight.open::<E>(&sizes));
+            if let (0, Some(opened)) = (rows, &mut dweight) {
+                // Nothing below is reached, and nothing is what the weight's gradient is.
+                let (adds, dweight) = opened.parts();
+                if !adds {
+                    dweight.fill(E::default());
+                }
+            }
             let mut again = Buffer::<E>::take(if table.is_some() { 0 } else { at_once * vocabulary });
             let mut d = Buffer::<E>::take(at_once * vocabulary);
             let one = E::of(1.0);

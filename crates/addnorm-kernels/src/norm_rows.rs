@@ -41,7 +41,7 @@ fn statistics<E: Element>(norm: &Norm, row: &[E]) -> (f64, f64) {
     (first + shift, 1.0 / (variance + norm.epsilon).sqrt())
 }
 
-/// The sums over a row of `scaled` and of `scaled * normal`, with `scaled = (gain + offset) * dy`. In `f64`.
+/// The sums over a row of `scaled` and of `scaled * normal`, with `scaled = (gain + offset) * dy`.
 #[inline(always)]
 fn gradient_sums<E: Element>(x: &[E], dy: &[E], gain: Option<&[E]>, offset: E, row: Narrow<E>) -> (f64, f64) {
     match gain {

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use addnorm_kernels::{GradientSum, alone, backward, collect, collects, resume, statistics, threads};
+use addnorm_kernels::{
+    GradientSum, LeafCollector, alone, backward, collect, collect_leaf, collects, resume, statistics, threads,
+};
 use burn::tensor::{Gradients, Tensor};
 use rayon::prelude::*;
 
@@ -24,7 +26,8 @@ pub(crate) struct Leaves<'a> {
     weights: &'a Weights,
     found: &'a Found,
     part: usize,
-    made: RefCell<BTreeMap<usize, Weight>>,
+    /// By parameter: the leaf, and what sends its gradient on.
+    made: RefCell<BTreeMap<usize, (Weight, Option<LeafCollector>)>>,
 }
 
 impl<'a> Leaves<'a> {
@@ -32,28 +35,41 @@ impl<'a> Leaves<'a> {
         Leaves { weights, found, part, made: RefCell::default() }
     }
 
-    /// What one use of a parameter reads. Every use brings its gradient by itself, so that it makes no
-    /// difference to a sum whether two uses fall into one segment.
     pub(crate) fn get(&self, index: usize) -> Weight {
-        let mut made = self.made.borrow_mut();
-        match made.entry(index).or_insert_with(|| self.weights.0[index].tracked()) {
-            Weight::Vector(leaf) => Weight::Vector(self.found.collect(index, leaf, self.part)),
-            Weight::Matrix(leaf) => Weight::Matrix(self.found.collect(index, leaf, self.part)),
-        }
+        let make = || {
+            let leaf = self.weights.0[index].tracked();
+            let collector = match &leaf {
+                Weight::Vector(leaf) => self.found.collect(index, leaf, self.part),
+                Weight::Matrix(leaf) => self.found.collect(index, leaf, self.part),
+            };
+            (leaf, collector)
+        };
+        self.made.borrow_mut().entry(index).or_insert_with(make).0.clone()
     }
 
-    /// Takes what the backward pass left at the leaves, where it did not bring it along by itself.
+    /// Takes what the backward pass left at the leaves: of Burn's own operators, and on other devices of all.
     fn gather(self, gradients: &mut Gradients) {
-        let mut others = self.found.others.lock().unwrap_or_else(PoisonError::into_inner);
-        for (index, leaf) in self.made.into_inner() {
-            let found = match leaf {
-                Weight::Vector(leaf) => leaf.grad_remove(gradients).map(Weight::Vector),
-                Weight::Matrix(leaf) => leaf.grad_remove(gradients).map(Weight::Matrix),
+        for (index, (leaf, collector)) in self.made.into_inner() {
+            let sum = collector.is_some().then(|| &self.found.sums[index]);
+            let found = match (leaf, sum) {
+                (Weight::Vector(leaf), None) => leaf.grad_remove(gradients).map(Weight::Vector),
+                (Weight::Matrix(leaf), None) => leaf.grad_remove(gradients).map(Weight::Matrix),
+                (Weight::Vector(leaf), Some(sum)) => {
+                    leaf.grad_remove(gradients).into_iter().for_each(|found| sum.add(self.part, found));
+                    None
+                }
+                (Weight::Matrix(leaf), Some(sum)) => {
+                    leaf.grad_remove(gradients).into_iter().for_each(|found| sum.add(self.part, found));
+                    None
+                }
             };
-            others[index] = match (others[index].take(), found) {
-                (Some(sum), Some(found)) => Some(sum.plus(found)),
-                (sum, found) => sum.or(found),
-            };
+            if let Some(found) = found {
+                let mut others = self.found.others.lock().unwrap_or_else(PoisonError::into_inner);
+                others[index] = Some(match others[index].take() {
+                    Some(sum) => sum.plus(found),
+                    None => found,
+                });
+            }
         }
     }
 }
@@ -71,8 +87,8 @@ impl Found {
         Found { sums, others: Mutex::new(vec![None; parameters]) }
     }
 
-    fn collect<const D: usize>(&self, index: usize, leaf: &Tensor<D>, part: usize) -> Tensor<D> {
-        if collects(leaf) { collect(leaf.clone(), &self.sums[index], part) } else { leaf.clone() }
+    fn collect<const D: usize>(&self, index: usize, leaf: &Tensor<D>, part: usize) -> Option<LeafCollector> {
+        collects(leaf).then(|| collect_leaf(leaf, &self.sums[index], part))
     }
 
     fn take(&self, model: &Model, weights: &Weights) -> Result<Vec<Weight>, GradientError> {

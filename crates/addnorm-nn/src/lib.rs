@@ -25,7 +25,8 @@ pub use random::{Purpose, draw, stream, stream_seed};
 pub use weights::{Weight, Weights, WeightsError};
 
 pub use addnorm_kernels::{
-    AdamwParameter, AdamwStep, GradientTap, Product, adamw, alone, bench, fresh_bytes, product_operations,
-    record_products, records_gradients, repeat_products, statistics, sum_of_squares, tap, total_of_squares,
+    AdamwParameter, AdamwStep, GradientTap, MOST_LOGITS, Product, adamw, alone, bench, fresh_bytes, product_operations,
+    record_products, records_gradients, release_idle, repeat_products, statistics, sum_of_squares, tap,
+    total_of_squares,
 };
 pub use burn::tensor::{DType, Device, Tensor};

@@ -85,7 +85,8 @@ impl Observer for Recorder {
 }
 
 /// Runs one batch forward and backward, without dropout and without touching the weights, and measures every
-/// block. Gradients are those of the mean loss.
+/// block. Gradients are those of the mean loss. `recompute` is the number of blocks that the backward pass runs
+/// again at a time; 0 keeps everything.
 ///
 /// # Panics
 /// If there is not one target a position, or a token is not in the vocabulary.
@@ -95,10 +96,11 @@ pub fn measure(
     tokens: &Tokens,
     targets: Arc<[u32]>,
     step: u64,
+    recompute: usize,
 ) -> Vec<LayerStatistics> {
     let mut recorder = Recorder::default();
     let scale = 1.0 / targets.len().max(1) as f64;
-    let options = ForwardOptions { step, ..ForwardOptions::default() };
+    let options = ForwardOptions { step, recompute, ..ForwardOptions::default() };
     let result = model.loss_and_gradients(weights, tokens, targets, scale, options, &mut recorder);
     let mut squares: BTreeMap<usize, f64> = BTreeMap::new();
     if let Ok(result) = &result {

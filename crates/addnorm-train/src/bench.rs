@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use addnorm_nn::{
-    AdamwStep, DType, ForwardOptions, Model, NoObserver, Product, Tokens, Weights, alone, device, record_products,
-    repeat_products,
+    DType, ForwardOptions, Model, NoObserver, Product, Tokens, Weights, alone, device, record_products, repeat_products,
 };
 use rayon::prelude::*;
 
-use crate::optimizer::{AdamW, global_norm};
+use crate::optimizer::{AdamW, clip_factor, global_norm};
 use crate::run::{RunError, RunSpec};
 
 /// A model in training on one batch that never changes.
@@ -31,16 +30,7 @@ impl Workload {
         let device = device(&train.device)?;
         let model = Model::new(&spec.scheme, config)?;
         let weights = model.initialise(train.seed, &device, DType::F32);
-        let constants = AdamwStep {
-            learning_rate: 0.0,
-            beta1: train.beta1,
-            beta2: train.beta2,
-            epsilon: train.epsilon,
-            weight_decay: train.weight_decay,
-            number: 0,
-            gradient_scale: 1.0,
-        };
-        let optimizer = AdamW::new(model.parameters(), constants, &device, DType::F32);
+        let optimizer = AdamW::of_run(model.parameters(), train, &device);
         let count = train.batch * config.context;
         let number = |at: usize, factor: usize| (at * factor % config.vocabulary) as u32;
         let tokens =
@@ -74,7 +64,7 @@ impl Workload {
             .loss_and_gradients(&self.weights, &self.tokens, targets, 1.0 / count, options, &mut NoObserver)
             .map_err(|error| RunError::Gradient { scheme: self.spec.label.clone(), error })?;
         let norm = global_norm(&found.gradients);
-        let clip_factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
+        let clip_factor = clip_factor(norm, train.clip);
         self.optimizer.step(&mut self.weights, found.gradients, train.learning_rate, clip_factor);
         Ok(found.total / count)
     }
@@ -102,6 +92,10 @@ pub struct Products(Vec<Vec<Product>>);
 impl Products {
     /// Makes them all, each thread its own.
     pub fn repeat(&self) {
-        self.0.par_iter().with_max_len(1).for_each(|products| alone(|| repeat_products(products)));
+        let busy = self.0.len() >= rayon::current_num_threads();
+        self.0
+            .par_iter()
+            .with_max_len(1)
+            .for_each(|products| if busy { alone(|| repeat_products(products)) } else { repeat_products(products) });
     }
 }

@@ -303,7 +303,14 @@ impl RunConfig {
             }
         }
         // TOML, in which a run is recorded, has no larger integers.
-        for (key, value) in [("seed", train.seed), ("steps", train.steps), ("warmup", train.warmup)] {
+        for (key, value) in [
+            ("seed", train.seed),
+            ("steps", train.steps),
+            ("warmup", train.warmup),
+            ("eval_every", train.eval_every),
+            ("probe_every", train.probe_every),
+            ("recompute", train.recompute.blocks() as u64),
+        ] {
             if value > i64::MAX as u64 {
                 return fail(key, format!("{value} is more than {}", i64::MAX));
             }

@@ -4,11 +4,18 @@ use addnorm_nn::{
     AdamwParameter, AdamwStep, DType, Device, ParameterInfo, Tensor, Weight, Weights, adamw, total_of_squares,
 };
 
+use crate::config::TrainConfig;
+
 /// Norm of all gradients together, before any clipping. A parameter that has several uses, such as a tied
 /// head, is in the list once.
 pub fn global_norm(gradients: &[Weight]) -> f64 {
     let flat: Vec<Tensor<1>> = gradients.iter().map(Weight::flat).collect();
     total_of_squares(&flat).sqrt()
+}
+
+/// What gradients of a global norm are multiplied by, so that it is at most `clip`; 0 stands for no clipping.
+pub(crate) fn clip_factor(norm: f64, clip: f64) -> f64 {
+    if clip > 0.0 && norm > clip { clip / norm } else { 1.0 }
 }
 
 /// The moments, and the constants that do not change.
@@ -29,6 +36,20 @@ impl AdamW {
             decays: parameters.iter().map(ParameterInfo::decays).collect(),
             constants,
         }
+    }
+
+    /// With a run's constants.
+    pub(crate) fn of_run(parameters: &[ParameterInfo], train: &TrainConfig, device: &Device) -> Self {
+        let constants = AdamwStep {
+            learning_rate: 0.0,
+            beta1: train.beta1,
+            beta2: train.beta2,
+            epsilon: train.epsilon,
+            weight_decay: train.weight_decay,
+            number: 0,
+            gradient_scale: 1.0,
+        };
+        Self::new(parameters, constants, device, DType::F32)
     }
 
     /// One update, in one pass over everything.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use addnorm_data::{Corpus, Cursor, Windows, validation_windows};
 use addnorm_nn::{
-    AdamwStep, DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights,
-    device, stream_seed,
+    DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights, device,
+    release_idle, stream_seed,
 };
 use addnorm_probe::{
     Ending, LayerStatistics, Number, find_first_non_finite, first_non_finite_gradient, judge, measure,
@@ -16,7 +16,7 @@ use addnorm_scheme::Scheme;
 
 use crate::config::RunConfig;
 use crate::folder::{FolderError, MetricLine, RunFolder, RunMeta};
-use crate::optimizer::{AdamW, global_norm};
+use crate::optimizer::{AdamW, clip_factor, global_norm};
 
 /// The version of Burn that the workspace pins.
 const BURN_VERSION: &str = "0.22.1";
@@ -178,21 +178,13 @@ impl<'a> Trainer<'a> {
         let device = device(&train.device)?;
         let model = Model::new(&spec.scheme, &config.model)?;
         let weights = model.initialise(train.seed, &device, DType::F32);
-        let constants = AdamwStep {
-            learning_rate: 0.0,
-            beta1: train.beta1,
-            beta2: train.beta2,
-            epsilon: train.epsilon,
-            weight_decay: train.weight_decay,
-            number: 0,
-            gradient_scale: 1.0,
-        };
-        let optimizer = AdamW::new(model.parameters(), constants, &device, DType::F32);
+        let optimizer = AdamW::of_run(model.parameters(), train, &device);
         let order = stream_seed(train.seed, Purpose::DataOrder, "windows");
         let context = config.model.context;
         let windows = Windows::new(&corpus.training, context, order, Cursor::default());
         // The layers are always looked at on the same validation batch, so that looks can be compared.
-        let group = validation_windows(&corpus.validation, context, train.batch);
+        // It is no larger than what training computes at once.
+        let group = validation_windows(&corpus.validation, context, train.batch.div_ceil(train.accumulate));
         let diagnostic = batch_of(&group, context);
         let folder = match folder {
             Some(path) => Some(RunFolder::create(path, config, &spec.scheme)?),
@@ -305,7 +297,7 @@ impl<'a> Trainer<'a> {
         let gradients = gradients.unwrap_or_default();
         let loss = total / count;
         let norm = global_norm(&gradients);
-        let clip_factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
+        let clip_factor = clip_factor(norm, train.clip);
         self.metrics.push(MetricLine::Train {
             step,
             loss: loss.into(),
@@ -351,7 +343,10 @@ impl<'a> Trainer<'a> {
 
     fn look_at_layers(&mut self, step: u64) -> Result<(), RunError> {
         let (tokens, targets) = &self.diagnostic;
-        let layers = measure(&self.model, &self.weights, tokens, targets.clone(), step);
+        let recompute = self.spec.config.train.recompute.blocks();
+        let layers = measure(&self.model, &self.weights, tokens, targets.clone(), step, recompute);
+        // A look runs the batch as a whole; training asks for other sizes.
+        release_idle();
         if let Some(folder) = &mut self.folder {
             folder.layers(&layers)?;
         }

@@ -348,3 +348,13 @@ fn contradictions_are_refused_with_section_and_key() {
     config.train.warmup = config.train.steps + 1;
     assert!(config.validate().unwrap()[0].contains("longer than the run"));
 }
+
+#[test]
+fn a_look_at_the_layers_sees_the_same_with_recomputation() {
+    for name in ["siamese", "pre-gpas", "residual"] {
+        let look = |recompute: Recompute| train(name, |config| config.train.recompute = recompute).layers;
+        let kept = look(Recompute::None);
+        assert!(kept.iter().all(|layer| layer.streams[0].gradient_norm.0 > 0.0), "{name}");
+        assert_eq!(kept, look(Recompute::Blocks(2)), "{name}");
+    }
+}

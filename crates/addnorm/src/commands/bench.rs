@@ -55,7 +55,8 @@ impl Item {
             ItemTask::Norm => "forward and backward of",
             ItemTask::Memory => "memory of training",
         };
-        let recompute = if self.recompute.is_some() { ", recomputing" } else { "" };
+        let recomputes = self.recompute.is_some_and(|recompute| recompute.blocks() > 0);
+        let recompute = if recomputes { ", recomputing" } else { "" };
         format!("{what} {}{} {}{recompute}", self.scheme, self.kind, self.shape)
     }
 
@@ -69,6 +70,7 @@ impl Item {
         let numbers = numbers.map_err(|_| wrong())?;
         let mut setup = Setup { threads, vocabulary: 256, ..Setup::default() };
         match (self.task, numbers.as_slice()) {
+            (_, numbers) if numbers.contains(&0) => return Err(wrong()),
             (ItemTask::Norm, &[rows, width]) => {
                 if !["layernorm", "rmsnorm"].contains(&self.kind.as_str()) {
                     return Err(Failure::input(format!("'{}' is neither layernorm nor rmsnorm", self.kind)));
@@ -82,6 +84,7 @@ impl Item {
                 (setup.context, setup.batch) = (context, batch);
                 setup.scheme.clone_from(&self.scheme);
                 setup.recompute = self.recompute;
+                setup.spec()?;
             }
             _ => return Err(wrong()),
         }
@@ -135,6 +138,8 @@ impl Worker {
 
     /// Seconds of one pass, over `count` of them.
     fn pass(&mut self, request: fn(usize) -> Request, count: usize) -> Result<f64, Failure> {
+        // Threads of the one before may spin for a moment before they sleep.
+        std::thread::sleep(std::time::Duration::from_millis(50));
         Ok(self.ask(&request(count))?.seconds / count as f64)
     }
 
@@ -186,7 +191,7 @@ struct Found {
     over_products: Option<Spread>,
     /// Bytes moved a second over those that a copy moves.
     of_copy: Option<Spread>,
-    peak_bytes: u64,
+    peak_bytes: Option<u64>,
     peers: Vec<PeerFound>,
 }
 
@@ -250,9 +255,8 @@ fn measure(item: &Item, arguments: &BenchArguments, threads: usize) -> Result<Fo
     let about_us = ours.ask(&Request::Setup(setup.clone()))?;
     let mut peers = Vec::new();
     for said in arguments.peers.iter().filter(|_| !item.alone) {
-        // What a peer cannot recompute it is measured without.
         let mut peer = Worker::peer(said)?;
-        let about = peer.ask(&Request::Setup(Setup { recompute: None, ..setup.clone() }))?;
+        let about = peer.ask(&Request::Setup(setup.clone()))?;
         if about.name.is_empty() {
             return Err(Failure::run(format!("'{said}' does not say who it is"))
                 .hint("a peer answers each line of JSON with one; benches/peers/pytorch.py shows how"));
@@ -325,7 +329,7 @@ fn memory(item: &Item, mut ours: Worker, peers: Vec<(String, Worker)>) -> Result
     let mut found = Vec::new();
     for (name, mut peer) in peers {
         let theirs = peer.ask(&Request::Run(3))?;
-        let of_memory = Some(mine.peak_bytes as f64 / theirs.peak_bytes as f64);
+        let of_memory = mine.peak_bytes.zip(theirs.peak_bytes).map(|(mine, theirs)| mine as f64 / theirs as f64);
         found.push(PeerFound { name, times_as_fast: None, of_memory });
     }
     let seconds = Spread::of(vec![mine.seconds / 3.0]);
@@ -360,7 +364,7 @@ fn cells(found: &Found) -> Vec<String> {
     let mut cells = vec![
         if milliseconds < 10.0 { format!("{milliseconds:.2} ms") } else { format!("{milliseconds:.0} ms") },
         found.tokens_per_second.map_or_else(String::new, |speed| format!("{speed:.0}")),
-        format!("{:.0} MB", found.peak_bytes as f64 / 1e6),
+        found.peak_bytes.map_or_else(String::new, |bytes| format!("{:.0} MB", bytes as f64 / 1e6)),
         against,
     ];
     cells.push(found.peers.iter().map(peer).collect::<Vec<_>>().join("; "));

@@ -4,7 +4,7 @@
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use addnorm_nn::{Positions, bench::NormLoad};
+use addnorm_nn::{Model, Positions, bench::NormLoad};
 use addnorm_scheme::lookup;
 use addnorm_train::bench::{Products, Workload};
 use addnorm_train::{Recompute, RunConfig, RunSpec};
@@ -59,9 +59,26 @@ pub struct Answer {
     pub parameters: usize,
     pub seconds: f64,
     /// The last loss, or a number of the last result: that the work was done.
-    pub value: f64,
-    /// The most memory that the process has held.
-    pub peak_bytes: u64,
+    pub value: Option<f64>,
+    /// The most memory that the process has held, where the system says.
+    pub peak_bytes: Option<u64>,
+}
+
+impl Setup {
+    /// The model's run.
+    pub fn spec(&self) -> Result<RunSpec, Failure> {
+        let mut config = RunConfig { scheme: self.scheme.clone(), ..RunConfig::default() };
+        let model = &mut config.model;
+        (model.width, model.blocks, model.heads) = (self.width, self.blocks, self.heads);
+        (model.context, model.vocabulary) = (self.context, self.vocabulary);
+        (model.positions, model.tied) = (Positions::Learned, true);
+        config.train.batch = self.batch;
+        config.train.recompute = self.recompute.unwrap_or(Recompute::None);
+        config.validate()?;
+        let scheme = lookup(&self.scheme)?;
+        Model::new(&scheme, &config.model).map_err(Failure::input)?;
+        Ok(RunSpec { label: self.scheme.clone(), scheme, config })
+    }
 }
 
 enum Work {
@@ -76,15 +93,7 @@ impl Work {
             let parameters = setup.width * if centre { 2 } else { 1 };
             return Ok((Work::Norm(Box::new(NormLoad::new(setup.rows, setup.width, centre))), parameters));
         }
-        let mut config = RunConfig { scheme: setup.scheme.clone(), ..RunConfig::default() };
-        let model = &mut config.model;
-        (model.width, model.blocks, model.heads) = (setup.width, setup.blocks, setup.heads);
-        (model.context, model.vocabulary) = (setup.context, setup.vocabulary);
-        (model.positions, model.tied) = (Positions::Learned, true);
-        config.train.batch = setup.batch;
-        config.train.recompute = setup.recompute.unwrap_or(Recompute::None);
-        let scheme = lookup(&setup.scheme)?;
-        let load = Workload::new(&RunSpec { label: setup.scheme.clone(), scheme, config })?;
+        let load = Workload::new(&setup.spec()?)?;
         let parameters = load.parameters();
         Ok((Work::Model { load: Box::new(load), products: None, trains: setup.task == Task::Train }, parameters))
     }
@@ -127,7 +136,8 @@ pub fn serve() -> Result<(), Failure> {
             answer.parameters = parameters;
             work = Some((made, pool));
         } else if let Some((work, pool)) = &mut work {
-            (answer.value, answer.seconds) = pool.install(|| work.answer(&request))?;
+            let (value, seconds) = pool.install(|| work.answer(&request))?;
+            (answer.value, answer.seconds) = (Some(value), seconds);
         } else {
             return Err(Failure::input("nothing was set up"));
         }
@@ -138,9 +148,9 @@ pub fn serve() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The most memory that this process has held, where the system says; else 0.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) * 1024
+/// The most memory that this process has held, where the system says.
+fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }

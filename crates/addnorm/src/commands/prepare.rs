@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use addnorm_data::Corpus;
-use addnorm_nn::{Model, Purpose, stream_seed};
+use addnorm_nn::{MOST_LOGITS, Model, Purpose, stream_seed};
 use addnorm_scheme::library;
 use addnorm_train::{Recompute, RunConfig, RunSpec};
 
@@ -27,6 +27,10 @@ pub fn fits(spec: &RunSpec, jobs: usize) -> Result<(), Failure> {
     let tokens = (train.batch.div_ceil(train.accumulate.max(1)) * spec.config.model.context) as f64;
     // Weight, gradient and two moments in f32.
     let parameters = 16.0 * cost.parameters as f64;
+    // Beyond a limit the logits are computed again some rows at a time.
+    let vocabulary = spec.config.model.vocabulary as f64;
+    let most = MOST_LOGITS as f64;
+    let spared = if tokens * vocabulary > most { 4.0 * (tokens * vocabulary - 2.0 * most).max(0.0) } else { 0.0 };
     let activations = tokens
         * match train.recompute {
             Recompute::None => cost.activation_bytes_per_token,
@@ -37,7 +41,8 @@ pub fn fits(spec: &RunSpec, jobs: usize) -> Result<(), Failure> {
                 let streams = (4 * spec.config.model.width * model.plan().streams.len()) as f64;
                 streams * (blocks / every).ceil() + cost.activation_bytes_per_token * every / blocks
             }
-        };
+        }
+        - spared;
     let needed = (parameters + activations) * jobs as f64;
     let Some(memory) = memory() else { return Ok(()) };
     if needed > memory {
