@@ -22,7 +22,7 @@ use crate::slot::Slot;
 type Tracked = FloatTensor<Autodiff<Flex>>;
 
 /// A differentiable operator on contiguous CPU tensors, all of one number type.
-pub(crate) trait Kernel: Clone + Debug + Send + 'static {
+pub(crate) trait Kernel: Debug + Send + Sync + 'static {
     /// Those of the inputs that the backward pass reads. The others are not kept alive.
     fn kept(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         inputs
@@ -142,12 +142,13 @@ pub(crate) fn in_backward_pass<R>(pass: impl FnOnce() -> R) -> R {
 /// Tensors that one kernel takes.
 pub(crate) const MOST_INPUTS: usize = 9;
 
-/// The node of a kernel in the graph of the backward pass.
+/// The node of a kernel in the graph of the backward pass. Which kernel it is, it learns when it runs: what Burn
+/// needs of a node is compiled once for each number of inputs, not for each kernel.
 #[derive(Debug)]
-struct Node<K>(std::marker::PhantomData<fn() -> K>);
+struct Node;
 
-impl<K: Kernel, const N: usize> Backward<Flex, N> for Node<K> {
-    type State = (K, Vec<FlexTensor>, Vec<FlexTensor>);
+impl<const N: usize> Backward<Flex, N> for Node {
+    type State = (Arc<dyn Kernel>, Vec<FlexTensor>, Vec<FlexTensor>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let upstream = contiguous(grads.consume::<Flex>(&ops.node));
@@ -179,12 +180,11 @@ impl<K: Kernel, const N: usize> Backward<Flex, N> for Node<K> {
     }
 }
 
-fn track<K: Kernel, const N: usize>(kernel: K, inputs: Vec<Tracked>) -> Tracked {
+fn track<const N: usize>(kernel: Arc<dyn Kernel>, inputs: Vec<Tracked>) -> Tracked {
     let inputs: [Tracked; N] = inputs.try_into().unwrap_or_else(|_| unreachable!("the length was matched"));
     let nodes = inputs.each_ref().map(|input| input.node());
     let values: Vec<FlexTensor> = inputs.into_iter().map(|input| contiguous(input.into_primitive())).collect();
-    let node = Node::<K>(std::marker::PhantomData);
-    match node.prepare::<NoCheckpointing>(nodes).compute_bound().stateful() {
+    match Node.prepare::<NoCheckpointing>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
             let (output, saved) = kernel.forward(&values, true);
             let kept = kernel.kept(values);
@@ -195,7 +195,11 @@ fn track<K: Kernel, const N: usize>(kernel: K, inputs: Vec<Tracked>) -> Tracked 
 }
 
 /// Applies a kernel. If one input is tracked, the result is.
-pub(crate) fn run<K: Kernel, const D: usize>(kernel: K, inputs: Vec<Input>) -> Tensor<D> {
+pub(crate) fn run<const D: usize>(kernel: impl Kernel, inputs: Vec<Input>) -> Tensor<D> {
+    apply(Arc::new(kernel), inputs)
+}
+
+fn apply<const D: usize>(kernel: Arc<dyn Kernel>, inputs: Vec<Input>) -> Tensor<D> {
     if inputs.iter().all(|input| matches!(input, Input::Plain(_))) {
         let values: Vec<FlexTensor> = inputs
             .into_iter()
@@ -215,15 +219,15 @@ pub(crate) fn run<K: Kernel, const D: usize>(kernel: K, inputs: Vec<Input>) -> T
         })
         .collect();
     let output = match tracked.len() {
-        1 => track::<K, 1>(kernel, tracked),
-        2 => track::<K, 2>(kernel, tracked),
-        3 => track::<K, 3>(kernel, tracked),
-        4 => track::<K, 4>(kernel, tracked),
-        5 => track::<K, 5>(kernel, tracked),
-        6 => track::<K, 6>(kernel, tracked),
-        7 => track::<K, 7>(kernel, tracked),
-        8 => track::<K, 8>(kernel, tracked),
-        9 => track::<K, 9>(kernel, tracked),
+        1 => track::<1>(kernel, tracked),
+        2 => track::<2>(kernel, tracked),
+        3 => track::<3>(kernel, tracked),
+        4 => track::<4>(kernel, tracked),
+        5 => track::<5>(kernel, tracked),
+        6 => track::<6>(kernel, tracked),
+        7 => track::<7>(kernel, tracked),
+        8 => track::<8>(kernel, tracked),
+        9 => track::<9>(kernel, tracked),
         other => unreachable!("kernels take one to nine tensors, not {other}"),
     };
     Tensor::from_primitive::<Autodiff<Flex>>(output)
