@@ -203,11 +203,9 @@ impl Weights {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let metadata = metadata.into_iter().collect();
-        let file = safetensors::serialize(views, Some(metadata)).map_err(|error| fail(error.to_string()))?;
         let partial = path.with_extension("safetensors.partial");
-        std::fs::write(&partial, file)
-            .and_then(|()| std::fs::rename(&partial, path))
-            .map_err(|error| fail(error.to_string()))
+        safetensors::serialize_to_file(views, Some(metadata), &partial).map_err(|error| fail(error.to_string()))?;
+        std::fs::rename(&partial, path).map_err(|error| fail(error.to_string()))
     }
 
     /// Reads what [`save`](Weights::save) wrote. Every parameter must be there in its shape, and nothing else.

@@ -127,10 +127,11 @@ pub fn check_gradients(spec: &RunSpec) -> Result<(), RunError> {
     let time = config.model.context.min(2);
     let tokens = Tokens { numbers: vec![0; time].into(), shape: [1, time] };
     let targets = vec![0; time].into();
-    model
-        .loss_and_gradients(&weights, &tokens, targets, 1.0, ForwardOptions::default(), &mut NoObserver)
-        .map(|_| ())
-        .map_err(|error| RunError::Gradient { scheme: spec.label.clone(), error })
+    let found = model.loss_and_gradients(&weights, &tokens, targets, 1.0, ForwardOptions::default(), &mut NoObserver);
+    let checked = found.map(drop).map_err(|error| RunError::Gradient { scheme: spec.label.clone(), error });
+    // The run has threads of its own, which would not find what this one freed.
+    release_idle();
+    checked
 }
 
 /// Trains. With a folder, everything is written there as it happens. `stepped` is told each step's number
