@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex;
-use crate::linear::Partials;
+use crate::linear::{Partials, narrow};
 use crate::norm::Norm;
 use crate::norm_rows::{backward_rows, forward_rows};
 use crate::parallel::grain;
@@ -96,9 +96,7 @@ impl Part {
             });
         slot.put(1.0, &dx.into_tensor(&shape));
         for (slot, values) in parameters.iter_mut().zip(partials.total().chunks_exact(width.max(1))) {
-            let mut vector = Buffer::<E>::take(width);
-            vector.iter_mut().zip(values).for_each(|(to, &value)| *to = E::of(value));
-            slot.put(1.0, &vector.into_tensor(&[width]));
+            slot.put(1.0, &narrow::<E>(values).into_tensor(&[width]));
         }
     }
 }

@@ -181,9 +181,7 @@ pub(crate) fn column_sums<E: Element>(rows: &[E], width: usize) -> Buffer<E> {
     let mut partials = Partials::new(rows.len(), width * ROWS, width);
     let chunks = rows.par_chunks((width * ROWS).max(1)).zip(partials.parts()).with_min_len(grain());
     chunks.for_each(|(chunk, sums)| add_columns(sums, chunk, width));
-    let mut sums = Buffer::<E>::take(width);
-    sums.iter_mut().zip(partials.total()).for_each(|(to, &sum)| *to = E::of(sum));
-    sums
+    narrow(partials.total())
 }
 
 vectorised! {
@@ -231,6 +229,13 @@ vectorised! {
             }
         }
     }
+}
+
+/// Sums in the storage type.
+pub(crate) fn narrow<E: Element>(sums: &[f64]) -> Buffer<E> {
+    let mut narrow = Buffer::<E>::take(sums.len());
+    narrow.iter_mut().zip(sums).for_each(|(to, &sum)| *to = E::of(sum));
+    narrow
 }
 
 /// Sums of parts of the work, each in a row of its own, that are added up in the order of the parts.

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::flex::{self, Kernel, for_element};
-use crate::linear::Partials;
+use crate::linear::{Partials, narrow};
 use crate::mix::{self, weighted_sum};
 use crate::norm_rows::{backward_rows, forward_rows};
 use crate::parallel::grain;
@@ -242,9 +242,7 @@ impl Kernel for AddNorm {
             }
             if learns {
                 for (slot, values) in parameters.iter_mut().zip(partials.total().chunks_exact(width.max(1))) {
-                    let mut vector = Buffer::<E>::take(width);
-                    vector.iter_mut().zip(values).for_each(|(to, &value)| *to = E::of(value));
-                    slot.put(1.0, &vector.into_tensor(&[width]));
+                    slot.put(1.0, &narrow::<E>(values).into_tensor(&[width]));
                 }
             }
             debug_assert_eq!(self.vectors, vectors.len());
