@@ -55,9 +55,7 @@ impl GradientSum {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.total.take().map(Tensor::from_primitive::<Flex>)
     }
-}
 
-impl GradientSum {
     /// Adds a gradient that came another way.
     pub fn add<const D: usize>(&self, part: usize, gradient: Tensor<D>) {
         self.bring(part, flex::plain(gradient));
@@ -85,35 +83,9 @@ pub fn collect_leaf<const D: usize>(leaf: &Tensor<D>, into: &Arc<GradientSum>, p
     LeafCollector(tracked.id())
 }
 
-/// `x`, unchanged. When the backward pass comes through here, the whole gradient of the loss by `x` goes to
-/// `into`, as that of one part, and no further. On the CPU only; elsewhere nothing would come.
-pub fn collect<const D: usize>(x: Tensor<D>, into: &Arc<GradientSum>, part: usize) -> Tensor<D> {
-    flex::run(Collect { into: Arc::clone(into), part }, vec![flex::input(x)])
-}
-
-/// Whether [`collect`] works for this tensor.
+/// Whether [`collect_leaf`] works for this tensor.
 pub fn collects<const D: usize>(x: &Tensor<D>) -> bool {
     flex::is_flex(x)
-}
-
-#[derive(Debug, Clone)]
-struct Collect {
-    into: Arc<GradientSum>,
-    part: usize,
-}
-
-impl Kernel for Collect {
-    fn kept(&self, _: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        Vec::new()
-    }
-
-    fn forward(&self, inputs: &[FlexTensor], _: bool) -> (FlexTensor, Vec<FlexTensor>) {
-        (inputs[0].clone(), Vec::new())
-    }
-
-    fn backward(&self, _: &[FlexTensor], _: &[FlexTensor], upstream: FlexTensor, _: &mut [Slot]) {
-        self.into.bring(self.part, upstream);
-    }
 }
 
 /// A value whose backward pass starts with the given gradients: where a model is worked on in segments, those
@@ -136,7 +108,7 @@ pub fn resume(values: Vec<(Tensor<3>, Tensor<3>)>) -> Tensor<1> {
     values.chunks(flex::MOST_INPUTS).map(group).reduce(add).expect("there is a value")
 }
 
-/// The gradients of `root` by every leaf that does not [`collect`] its own.
+/// The gradients of `root` by every leaf that has no [`LeafCollector`].
 pub fn backward(root: Tensor<1>) -> Gradients {
     flex::in_backward_pass(|| root.backward())
 }

@@ -42,7 +42,7 @@ pub mod tap;
 pub use activation::{Activation, activation, gated_activation};
 pub use attention::{AttentionSettings, HeadNorm, attention};
 pub use buffer::{fresh_bytes, release_idle};
-pub use collect::{GradientSum, LeafCollector, backward, collect, collect_leaf, collects, resume};
+pub use collect::{GradientSum, LeafCollector, backward, collect_leaf, collects, resume};
 pub use dropout::dropout;
 pub use embedding::embedding;
 pub use gemm::{Product, product_operations, record_products, repeat_products};

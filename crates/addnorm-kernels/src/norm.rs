@@ -76,11 +76,10 @@ pub fn add_norm(
         terms = vec![(1.0, weighted_sum(terms))];
     }
     let weights = terms.iter().map(|(weight, _)| *weight).collect();
-    let vectors = gain.is_some() as usize + bias.is_some() as usize;
     let mut inputs: Vec<_> = terms.into_iter().map(|(_, term)| flex::input(term)).collect();
     inputs.extend(gain.map(flex::input));
     inputs.extend(bias.map(flex::input));
-    flex::run(AddNorm { norm, weights, vectors }, inputs)
+    flex::run(AddNorm { norm, weights }, inputs)
 }
 
 /// Terms that one kernel sums; with gain and bias it takes six tensors.
@@ -135,8 +134,6 @@ struct AddNorm {
     norm: Norm,
     /// Of the terms, which are the first inputs.
     weights: Vec<f64>,
-    /// How many of gain and bias follow the terms.
-    vectors: usize,
 }
 
 impl AddNorm {
@@ -245,7 +242,6 @@ impl Kernel for AddNorm {
                     slot.put(1.0, &narrow::<E>(values).into_tensor(&[width]));
                 }
             }
-            debug_assert_eq!(self.vectors, vectors.len());
         })
     }
 }

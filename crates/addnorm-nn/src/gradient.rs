@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use addnorm_kernels::{
-    GradientSum, LeafCollector, alone, backward, collect, collect_leaf, collects, resume, statistics, threads,
+    GradientSum, GradientTap, LeafCollector, alone, backward, collect_leaf, collects, resume, statistics, tap, threads,
 };
 use burn::tensor::{Gradients, Tensor};
 use rayon::prelude::*;
@@ -179,11 +179,10 @@ impl Model {
         let found = Found::new(weights.0.len(), count);
         let segments = self.segments(options.recompute);
         let work = Work { model: self, weights, found: &found, segments, scale, options };
+        let mut parts = part(tokens, &targets, count);
         let total = if count == 1 {
-            let part = Part { tokens: tokens.clone(), targets, first: 0 };
-            work.run(0, part, observer)
+            work.run(0, parts.swap_remove(0), observer)
         } else {
-            let parts = part(tokens, &targets, count);
             side_by_side(parts, |number, part| work.run(number, part, &mut NoObserver)).iter().sum()
         };
         Ok(LossAndGradients { total, gradients: found.take(self, weights)? })
@@ -265,18 +264,19 @@ impl Work<'_> {
 struct Entering {
     leaf: Tensor<3>,
     read: Tensor<3>,
-    sum: Arc<GradientSum>,
+    gradient: GradientTap,
 }
 
 impl Entering {
     fn new(stream: Tensor<3>) -> Self {
-        let sum = Arc::new(GradientSum::new(1));
+        let gradient = GradientTap::new();
         let leaf = stream.autodiff().require_grad();
-        let read = if collects(&leaf) { collect(leaf.clone(), &sum, 0) } else { leaf.clone() };
-        Entering { leaf, read, sum }
+        // An inner node: kernels add to its gradient in place, as they do in the whole graph.
+        let read = tap(leaf.clone(), &gradient);
+        Entering { leaf, read, gradient }
     }
 
     fn gradient(self, gradients: &mut Gradients) -> Option<Tensor<3>> {
-        self.sum.take().or_else(|| self.leaf.grad_remove(gradients))
+        self.gradient.take().or_else(|| self.leaf.grad_remove(gradients))
     }
 }
