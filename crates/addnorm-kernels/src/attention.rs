@@ -27,11 +27,11 @@ pub struct AttentionSettings {
     pub heads: usize,
     /// Key/value heads; they divide the heads.
     pub kv_heads: usize,
-    /// Whether a token sees only itself and those before it.
+    /// Whether a token sees only itself and those before it; keys are then as many as queries.
     pub causal: bool,
     /// The base of rotary positions on queries and keys, if they are turned.
     pub rotary: Option<f64>,
-    /// Which keys may be seen, `batch * time` of them; all if none. A query that may see no key gives 0 and
+    /// Which keys may be seen, `batch * key time` of them; all if none. A query that may see no key gives 0 and
     /// has no gradient.
     pub visible: Option<Arc<[bool]>>,
 }
@@ -53,7 +53,7 @@ pub struct HeadNorm {
 /// that gives is computed again in the backward pass instead of being kept, and so are the weights.
 ///
 /// # Shapes
-/// - q: `[batch, time, heads * head_width]`; k, v: `[batch, time, kv_heads * head_width]`.
+/// - q: `[batch, time, heads * head_width]`; k, v: `[batch, key time, kv_heads * head_width]`.
 /// - The result has the shape of q: the heads side by side, before any output projection.
 ///
 /// # Panics
@@ -71,11 +71,13 @@ pub fn attention(
     assert!(heads > 0 && width % heads == 0, "the heads divide the width");
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "the key/value heads divide the heads");
     let head = width / heads;
-    assert_eq!(k.dims(), [batch, time, kv_heads * head], "keys match the queries");
-    assert_eq!(v.dims(), [batch, time, kv_heads * head], "values match the queries");
+    let key_time = k.dims()[1];
+    assert_eq!(k.dims(), [batch, key_time, kv_heads * head], "keys match the queries");
+    assert_eq!(v.dims(), [batch, key_time, kv_heads * head], "values match the keys");
+    assert!(!settings.causal || key_time == time, "what is causal has a key for every query");
     assert!(settings.rotary.is_none() || head.is_multiple_of(2), "rotary positions need an even head width");
     assert!(norms.iter().flatten().all(|norm| norm.gain.dims() == [head]), "a norm has the width of a head");
-    assert!(settings.visible.as_ref().is_none_or(|keys| keys.len() == batch * time), "one mark a key");
+    assert!(settings.visible.as_ref().is_none_or(|keys| keys.len() == batch * key_time), "one mark a key");
     if !flex::is_flex(&q) {
         return composed(q, k, v, norms, settings);
     }
@@ -102,7 +104,7 @@ pub fn composed(
     norms: [Option<HeadNorm>; 3],
     settings: &AttentionSettings,
 ) -> Tensor<3> {
-    let [batch, time, width] = q.dims();
+    let ([batch, time, width], key_time) = (q.dims(), k.dims()[1]);
     let AttentionSettings { heads, kv_heads, causal, .. } = *settings;
     let head = width / heads;
     let group = heads / kv_heads;
@@ -110,8 +112,9 @@ pub fn composed(
     let mut parts = [q, k, v];
     for ((part, of_head), count) in parts.iter_mut().zip(norms).zip(counts) {
         if let Some(HeadNorm { norm: settings, gain, bias }) = of_head {
-            let heads = part.clone().reshape([batch, time * count, head]);
-            *part = norm::norm(heads, Some(gain), bias, settings).reshape([batch, time, count * head]);
+            let own_time = part.dims()[1];
+            let heads = part.clone().reshape([batch, own_time * count, head]);
+            *part = norm::norm(heads, Some(gain), bias, settings).reshape([batch, own_time, count * head]);
         }
     }
     if let Some(base) = settings.rotary {
@@ -120,17 +123,20 @@ pub fn composed(
         }
     }
     let [q, k, v] = parts;
-    let split = |x: Tensor<3>, count: usize| x.reshape([batch, time, count, head]).swap_dims(1, 2);
+    let split = |x: Tensor<3>, count: usize| {
+        let own_time = x.dims()[1];
+        x.reshape([batch, own_time, count, head]).swap_dims(1, 2)
+    };
     let repeat = |x: Tensor<4>| {
-        x.reshape([batch, kv_heads, 1, time, head])
-            .expand([batch, kv_heads, group, time, head])
-            .reshape([batch, heads, time, head])
+        x.reshape([batch, kv_heads, 1, key_time, head])
+            .expand([batch, kv_heads, group, key_time, head])
+            .reshape([batch, heads, key_time, head])
     };
     let q = split(q, heads) * (1.0 / (head as f64).sqrt());
     let (k, v) = (repeat(split(k, kv_heads)), repeat(split(v, kv_heads)));
     let device = q.device();
     let mut scores: Tensor<4> = q.matmul(k.swap_dims(2, 3));
-    let whole = [batch, heads, time, time];
+    let whole = [batch, heads, time, key_time];
     let mut hidden: Option<Tensor<4, Bool>> = None;
     if causal {
         let mask = Tensor::<2, Bool>::tril_mask([time, time], 0, &device).reshape([1, 1, time, time]);
@@ -138,7 +144,7 @@ pub fn composed(
     }
     if let Some(visible) = &settings.visible {
         let marks: Vec<bool> = visible.iter().map(|seen| !seen).collect();
-        let mask = Tensor::<4, Bool>::from_data(TensorData::new(marks, [batch, 1, 1, time]), &device).expand(whole);
+        let mask = Tensor::<4, Bool>::from_data(TensorData::new(marks, [batch, 1, 1, key_time]), &device).expand(whole);
         hidden = Some(match hidden {
             Some(other) => other.bool_or(mask),
             None => mask,
@@ -177,18 +183,18 @@ struct Attention {
 
 /// One head of one sequence: where its parts lie.
 struct Head {
-    time: usize,
+    key_time: usize,
     width: usize,
     q: At,
     kv: At,
 }
 
 impl Attention {
-    fn head(&self, head: usize, time: usize, q_width: usize) -> Head {
+    fn head(&self, head: usize, key_time: usize, q_width: usize) -> Head {
         let width = q_width / self.heads;
         let kv_head = head * self.kv_heads / self.heads;
         Head {
-            time,
+            key_time,
             width,
             q: At::rows(q_width).from(head * width),
             kv: At::rows(width * self.kv_heads).from(kv_head * width),
@@ -196,13 +202,13 @@ impl Attention {
     }
 
     /// How many keys the queries `start..start + count` see at most.
-    fn keys(&self, start: usize, count: usize, time: usize) -> usize {
-        if self.causal { start + count } else { time }
+    fn keys(&self, start: usize, count: usize, key_time: usize) -> usize {
+        if self.causal { start + count } else { key_time }
     }
 
     /// The marks of one sequence's keys.
-    fn marks(&self, sequence: usize, time: usize) -> Option<&[bool]> {
-        self.visible.as_ref().map(|visible| &visible[sequence * time..][..time])
+    fn marks(&self, sequence: usize, key_time: usize) -> Option<&[bool]> {
+        self.visible.as_ref().map(|visible| &visible[sequence * key_time..][..key_time])
     }
 
     /// The scaled scores of `count` queries from `start`, into `scores[count, keys]`. `q` begins at query `first`.
@@ -214,7 +220,7 @@ impl Attention {
         (start, count): (usize, usize),
         scores: &mut [E],
     ) {
-        let keys = self.keys(start, count, head.time);
+        let keys = self.keys(start, count, head.key_time);
         let scale = E::of(1.0 / (head.width as f64).sqrt());
         let rows = head.q.from(head.q.offset + (start - first) * head.q.row);
         let columns = At { offset: head.kv.offset, row: 1, column: head.kv.row };
@@ -317,7 +323,8 @@ impl Kernel for Attention {
             let [q, k, v] = [0, 1, 2].map(|part| prepared[part].values.as_deref().unwrap_or(flex::slice::<E>(&inputs[part])));
             let shape = flex::dims(&inputs[0]);
             let (time, width) = (shape[1], shape[2]);
-            let kv_size = (time * flex::dims(&inputs[1])[2]).max(1);
+            let key_time = flex::dims(&inputs[1])[1];
+            let kv_size = (key_time * flex::dims(&inputs[1])[2]).max(1);
             let mut y = Buffer::<E>::take(q.len());
             // Of every query and head: its largest score and the reciprocal sum of its powers.
             let stride = 2 * self.heads;
@@ -334,12 +341,12 @@ impl Kernel for Attention {
                 let count = QUERIES.min(time - start);
                 let q = &q[(sequence * time + start) * width..];
                 let (k, v) = (&k[sequence * kv_size..][..kv_size], &v[sequence * kv_size..][..kv_size]);
-                let keys = self.keys(start, count, time);
+                let keys = self.keys(start, count, key_time);
                 let mut weights = Buffer::<E>::take(count * keys);
                 for number in 0..self.heads {
-                    let head = self.head(number, time, width);
+                    let head = self.head(number, key_time, width);
                     self.scores((q, start), k, &head, (start, count), &mut weights);
-                    softmax_rows(&mut weights, keys, start + 1, self.causal, self.marks(sequence, time), &mut kept[2 * number..], stride);
+                    softmax_rows(&mut weights, keys, start + 1, self.causal, self.marks(sequence, key_time), &mut kept[2 * number..], stride);
                     product((count, keys, head.width), (&weights, At::rows(keys)), (v, head.kv), (y, head.q), false, E::of(1.0), Threads::One);
                 }
             });
@@ -355,12 +362,13 @@ impl Kernel for Attention {
             let dy = flex::slice::<E>(&upstream);
             let kept = flex::slice::<E>(&saved[0]);
             let shape = flex::dims(&inputs[0]);
-            let (time, width, kv_width) = (shape[1], shape[2], flex::dims(&inputs[1])[2]);
+            let (time, width) = (shape[1], shape[2]);
+            let (key_time, kv_width) = (flex::dims(&inputs[1])[1], flex::dims(&inputs[1])[2]);
             let stride = 2 * self.heads;
             let mut dq = Buffer::<E>::take(q.len());
             let mut dk = Buffer::<E>::take(k.len());
             let mut dv = Buffer::<E>::take(v.len());
-            let (size, kv_size) = ((time * width).max(1), (time * kv_width).max(1));
+            let (size, kv_size) = ((time * width).max(1), (key_time * kv_width).max(1));
             let one = E::of(1.0);
             dq.par_chunks_mut(size)
                 .zip(dk.par_chunks_mut(kv_size).zip(dv.par_chunks_mut(kv_size)))
@@ -372,19 +380,19 @@ impl Kernel for Attention {
                 .for_each(|(sequence, ((((dq, (dk, dv)), (q, dy)), (k, v)), kept))| {
                     dk.fill(E::default());
                     dv.fill(E::default());
-                    let mut all_weights = Buffer::<E>::take(QUERIES.min(time) * time);
-                    let mut all_dweights = Buffer::<E>::take(QUERIES.min(time) * time);
+                    let mut all_weights = Buffer::<E>::take(QUERIES.min(time) * key_time);
+                    let mut all_dweights = Buffer::<E>::take(QUERIES.min(time) * key_time);
                     for number in 0..self.heads {
-                        let head = self.head(number, time, width);
+                        let head = self.head(number, key_time, width);
                         let scale = E::of(1.0 / (head.width as f64).sqrt());
                         for start in (0..time).step_by(QUERIES) {
                             let count = QUERIES.min(time - start);
-                            let keys = self.keys(start, count, time);
+                            let keys = self.keys(start, count, key_time);
                             let weights = &mut all_weights[..count * keys];
                             let dweights = &mut all_dweights[..count * keys];
                             self.scores((q, 0), k, &head, (start, count), weights);
                             let kept = &kept[start * stride + 2 * number..];
-                            weights_again(weights, keys, start + 1, self.causal, self.marks(sequence, time), kept, stride);
+                            weights_again(weights, keys, start + 1, self.causal, self.marks(sequence, key_time), kept, stride);
                             let rows = head.q.from(head.q.offset + start * head.q.row);
                             let table = At::rows(keys);
                             let turned = At::columns(keys);

@@ -23,6 +23,18 @@ pub trait Algebra {
     /// As the implementation says.
     fn apply(&mut self, place: Place, sublayer: Sublayer, input: Self::Value) -> Result<Self::Value, Self::Error>;
 
+    /// `sigmoid(W input + b)`, with the matrix and bias of that name.
+    ///
+    /// # Errors
+    /// As the implementation says.
+    fn gate(&mut self, place: Place, name: &str, input: Self::Value) -> Result<Self::Value, Self::Error>;
+
+    /// A gate times a value, entry by entry.
+    ///
+    /// # Errors
+    /// As the implementation says.
+    fn multiply(&mut self, place: Place, gate: Self::Value, value: Self::Value) -> Result<Self::Value, Self::Error>;
+
     /// An equation is complete: `name = value`. What is returned is what later equations see.
     ///
     /// # Errors
@@ -38,7 +50,7 @@ pub trait Algebra {
         Ok(value)
     }
 
-    /// A section begins, with the streams as they are.
+    /// A section begins, with the streams as they are, and after them the entries of the histories.
     ///
     /// # Errors
     /// As the implementation says.
@@ -47,7 +59,8 @@ pub trait Algebra {
         Ok(())
     }
 
-    /// A section ends, with its results: every stream, or for the head what the output matrix reads.
+    /// A section ends, with its results: every stream and every entry of the histories, or for the head what the
+    /// output matrix reads.
     ///
     /// # Errors
     /// As the implementation says.
@@ -92,6 +105,10 @@ pub fn interpret_section<A: Algebra>(
             }
             Step::Apply { sublayer, input, output } => {
                 (*output, algebra.apply(section.place, *sublayer, read(*input))?)
+            }
+            Step::Gate { name, input, output, .. } => (*output, algebra.gate(section.place, name, read(*input))?),
+            Step::Multiply { gate, input, output } => {
+                (*output, algebra.multiply(section.place, read(*gate), read(*input))?)
             }
             Step::Assign { name, is_stream, input, output, .. } => {
                 (*output, algebra.assign(section.place, name, *is_stream, read(*input))?)

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use crate::algebra::{Algebra, interpret};
 use crate::plan::{Mix, Place, Plan, Section};
-use crate::scheme::{HeadNormScope, NormKind, Sublayer, SublayerOptions};
+use crate::scheme::{AttentionOptions, HeadNormScope, NormKind, Sublayer, SublayerOptions};
 
 /// The sizes that the price depends on besides the scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,7 @@ impl Pricer {
 
     fn count_norm(&mut self, width: usize, rows: usize) {
         self.norms += 1;
-        self.parameters += if self.norm.has_bias() { 2 * width } else { width };
+        self.parameters += self.norm.parameters(width);
         self.flops += NORM_FLOPS * (width * rows) as f64;
     }
 
@@ -128,7 +128,7 @@ impl Pricer {
         self.flops += 2.0 * (input * output) as f64;
     }
 
-    fn attention(&mut self) {
+    fn attention(&mut self, options: AttentionOptions) {
         let (width, heads) = (self.width, self.heads);
         let head = width / heads.max(1);
         let kv = head * self.sizes.kv_heads;
@@ -137,7 +137,7 @@ impl Pricer {
         self.linear(width, kv);
         // Queries, keys, values, the heads' outputs, and two numbers of every softmax.
         self.kept += (2 * width + 2 * kv + 2 * heads) as f64;
-        if let Some(norms) = self.options.projection_norms {
+        if let Some(norms) = options.projection_norms {
             for (present, count) in
                 [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)]
             {
@@ -156,12 +156,12 @@ impl Pricer {
         // Scores and weighted values over the keys that a token sees on average, and the softmax.
         let seen = (self.sizes.context as f64 + 1.0) / 2.0;
         self.flops += seen * (4.0 * width as f64 + 5.0 * heads as f64);
-        if self.options.scaled_heads {
+        if options.scaled_heads {
             self.parameters += heads;
             self.flops += width as f64;
             self.kept += width as f64;
         }
-        if self.options.attention_inner_norm {
+        if options.inner_norm {
             self.count_norm(width, 1);
             self.kept += width as f64;
         }
@@ -219,9 +219,24 @@ impl Algebra for Pricer {
     fn apply(&mut self, _: Place, sublayer: Sublayer, input: usize) -> Result<usize, Infallible> {
         self.keep(input);
         match sublayer {
-            Sublayer::Attention => self.attention(),
+            Sublayer::Attention => self.attention(self.options.attention),
+            Sublayer::Cross => self.attention(self.options.cross),
             Sublayer::FeedForward => self.feed_forward(),
         }
+        Ok(self.value())
+    }
+
+    fn gate(&mut self, _: Place, _: &str, input: usize) -> Result<usize, Infallible> {
+        self.keep(input);
+        self.parameters += self.width * self.width + self.width;
+        self.flops += (2 * self.width + 4) as f64 * self.width as f64;
+        Ok(self.value())
+    }
+
+    fn multiply(&mut self, _: Place, gate: usize, value: usize) -> Result<usize, Infallible> {
+        self.keep(gate);
+        self.keep(value);
+        self.flops += self.width as f64;
         Ok(self.value())
     }
 
@@ -232,7 +247,7 @@ impl Algebra for Pricer {
             self.other_norms += section.norms().count();
         }
         self.parameters +=
-            section.learnables.iter().map(|learnable| if learnable.vector { self.width } else { 1 }).sum::<usize>();
+            section.learnables.iter().map(|learnable| learnable.size.elements(self.width)).sum::<usize>();
         Ok(())
     }
 

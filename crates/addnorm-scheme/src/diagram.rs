@@ -32,8 +32,13 @@ pub fn diagram(section: &Section, streams: &[String], title: &str) -> String {
         })
         .collect();
     let mut drawer = Drawer { columns, branch: streams.len(), nodes: Vec::new(), edges: Vec::new(), row: 0 };
-    let inputs =
+    let mut inputs: Vec<Wire> =
         streams.iter().enumerate().map(|(at, name)| Wire::plain(drawer.node(Shape::Port, name, at, 0))).collect();
+    if section.inputs > streams.len() {
+        // One port stands for all that earlier blocks have given.
+        let earlier = Wire::plain(drawer.node(Shape::Port, "earlier", streams.len(), 0));
+        inputs.resize(section.inputs, earlier);
+    }
     let Ok(outputs) = interpret_section(section, &mut drawer, inputs);
     let top = drawer.row + 1;
     for (at, (name, output)) in streams.iter().zip(outputs).enumerate() {
@@ -122,7 +127,7 @@ impl Algebra for Drawer {
 
     fn mix(&mut self, _: Place, mix: &Mix, inputs: &[Wire]) -> Result<Wire, Infallible> {
         let column = self.columns.get(&mix.output).copied().unwrap_or(self.branch);
-        let factors = mix.terms.iter().map(|term| factor(&term.coefficient.symbol));
+        let factors: Vec<String> = mix.terms.iter().map(|term| factor(&term.coefficient.symbol)).collect();
         let wire = if let ([only], [term]) = (inputs, mix.terms.as_slice()) {
             let label = factor(&term.coefficient.symbol);
             if mix.norm.is_none() {
@@ -139,8 +144,13 @@ impl Algebra for Drawer {
             Wire::plain(node)
         } else {
             let sum = self.next_node(Shape::Sum, "+", column);
-            for ((input, term), label) in inputs.iter().zip(&mix.terms).zip(factors) {
-                self.edge(input, sum, label, term.stopped);
+            for (at, ((input, term), label)) in inputs.iter().zip(&mix.terms).zip(&factors).enumerate() {
+                // The entries of a history come from one port.
+                let same = |other: usize| (inputs[other].node, &inputs[other].factor, &factors[other]);
+                if (0..at).any(|other| same(other) == same(at)) {
+                    continue;
+                }
+                self.edge(input, sum, label.clone(), term.stopped);
             }
             if mix.norm.is_some() {
                 let node = self.next_node(Shape::Norm, "norm", column);
@@ -156,10 +166,24 @@ impl Algebra for Drawer {
     fn apply(&mut self, _: Place, sublayer: Sublayer, input: Wire) -> Result<Wire, Infallible> {
         let (shape, label) = match sublayer {
             Sublayer::Attention => (Shape::Attention, "attention"),
+            Sublayer::Cross => (Shape::Attention, "cross"),
             Sublayer::FeedForward => (Shape::FeedForward, "FFN"),
         };
         let node = self.next_node(shape, label, self.branch);
         self.edge(&input, node, String::new(), false);
+        Ok(Wire::plain(node))
+    }
+
+    fn gate(&mut self, _: Place, _: &str, input: Wire) -> Result<Wire, Infallible> {
+        let node = self.next_node(Shape::Norm, "gate", self.branch + 1);
+        self.edge(&input, node, String::new(), false);
+        Ok(Wire::plain(node))
+    }
+
+    fn multiply(&mut self, _: Place, gate: Wire, value: Wire) -> Result<Wire, Infallible> {
+        let node = self.next_node(Shape::Sum, "×", self.branch);
+        self.edge(&value, node, String::new(), false);
+        self.edge(&gate, node, String::new(), false);
         Ok(Wire::plain(node))
     }
 }

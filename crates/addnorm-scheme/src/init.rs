@@ -15,13 +15,23 @@ pub enum MatrixKind {
     Value,
     /// Attention output projection.
     AttentionOutput,
+    /// Query projection of a pair decoder's attention to its encoder.
+    CrossQuery,
+    /// Its key projection.
+    CrossKey,
+    /// Its value projection.
+    CrossValue,
+    /// Its output projection.
+    CrossOutput,
     /// First feed-forward matrix.
     FeedForwardIn,
     /// Gate matrix of a gated feed-forward network.
     FeedForwardGate,
     /// Second feed-forward matrix.
     FeedForwardOut,
-    /// Token embedding.
+    /// Matrix of a gate on the residual path.
+    Gate,
+    /// Token embedding; an image's patches are embedded by a matrix of this kind.
     Embedding,
     /// Learned positions.
     Positions,
@@ -31,14 +41,19 @@ pub enum MatrixKind {
 
 impl MatrixKind {
     /// Every kind, by the name it has in schemes.
-    pub const ALL: [(&'static str, MatrixKind); 10] = [
+    pub const ALL: [(&'static str, MatrixKind); 15] = [
         ("wq", MatrixKind::Query),
         ("wk", MatrixKind::Key),
         ("wv", MatrixKind::Value),
         ("wo", MatrixKind::AttentionOutput),
+        ("cq", MatrixKind::CrossQuery),
+        ("ck", MatrixKind::CrossKey),
+        ("cv", MatrixKind::CrossValue),
+        ("co", MatrixKind::CrossOutput),
         ("w1", MatrixKind::FeedForwardIn),
         ("wg", MatrixKind::FeedForwardGate),
         ("w2", MatrixKind::FeedForwardOut),
+        ("gate", MatrixKind::Gate),
         ("embedding", MatrixKind::Embedding),
         ("positions", MatrixKind::Positions),
         ("head", MatrixKind::Head),
@@ -55,7 +70,7 @@ impl MatrixKind {
     /// The kinds that a word stands for.
     pub(crate) fn named(word: &str) -> Option<Vec<MatrixKind>> {
         if word == Self::GROUP {
-            return Some(Self::ALL[..7].iter().map(|&(_, kind)| kind).collect());
+            return Some(Self::ALL[..11].iter().map(|&(_, kind)| kind).collect());
         }
         Self::ALL.iter().find(|(known, _)| *known == word).map(|&(_, kind)| vec![kind])
     }

@@ -1,9 +1,11 @@
 //! Finding schemes: the published ones that come with addnorm, files, and text given inline.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::error::{SchemeError, nearest};
 use crate::lexer::MAX_SOURCE_BYTES;
+use crate::parser;
 use crate::scheme::Scheme;
 
 /// Name and text of every published scheme, in order of name.
@@ -33,6 +35,16 @@ pub enum LookupError {
         /// What the system says.
         reason: String,
     },
+    /// A constant is set that the scheme does not have.
+    #[error("the scheme '{name}' has no constant '{constant}'")]
+    Constant {
+        /// The scheme.
+        name: String,
+        /// What was to be set.
+        constant: String,
+        /// What to do instead.
+        hint: String,
+    },
     /// The text is wrong. The name is the file's, the scheme's, or `inline`.
     #[error("{name}: {error}")]
     Wrong {
@@ -45,7 +57,33 @@ pub enum LookupError {
     },
 }
 
-/// A scheme by what a user may say: a name of the library, a path to a file, or the text itself.
+/// The text with other definitions of some constants: `ratio=1/2, c=3`.
+fn with_constants(name: &str, text: &str, constants: &str) -> Result<String, LookupError> {
+    let wrong = |error| LookupError::Wrong { name: name.to_string(), source_text: text.to_string(), error: Box::new(error) };
+    let mut text = text.to_string();
+    for setting in constants.split(',').filter(|setting| !setting.trim().is_empty()) {
+        let file = parser::parse(&text).map_err(wrong)?;
+        let known: BTreeSet<&str> = file.lets.iter().map(|rule| rule.definition.name.as_str()).collect();
+        let (constant, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let (constant, value) = (constant.trim(), value.trim());
+        if !known.contains(constant) || value.is_empty() {
+            let hint = match (known.is_empty(), known.contains(constant)) {
+                (_, true) => format!("give it a value: {name}({constant}=...)"),
+                (true, _) => "it has none".to_string(),
+                _ => format!("it has {}", known.into_iter().collect::<Vec<_>>().join(", ")),
+            };
+            return Err(LookupError::Constant { name: name.to_string(), constant: constant.to_string(), hint });
+        }
+        let of_that_name = file.lets.iter().rev().filter(|rule| rule.definition.name == constant);
+        for span in of_that_name.map(|rule| rule.definition.value.span) {
+            text.replace_range(span.start..span.end, &format!("({value})"));
+        }
+    }
+    Ok(text)
+}
+
+/// A scheme by what a user may say: a name of the library, the same with constants set as in
+/// `mix-ln(ratio=1/2)`, a path to a file, or the text itself.
 ///
 /// # Errors
 /// If nothing is found or the text is wrong.
@@ -59,6 +97,14 @@ pub fn lookup(said: &str) -> Result<Scheme, LookupError> {
     };
     if let Some((name, text)) = library().find(|(name, _)| *name == said) {
         return parse(name, text);
+    }
+    // `mix-ln(ratio=1/2)`: one of the library with other constants.
+    let called = said.strip_suffix(')').and_then(|said| said.split_once('('));
+    if let Some((name, constants)) = called
+        && let Some((_, text)) = library().find(|(known, _)| *known == name.trim())
+    {
+        let compact: String = said.split_whitespace().collect();
+        return parse(&compact, &with_constants(name.trim(), text, constants)?);
     }
     // An equation sign or a colon with a body is no file name that anyone uses for a scheme.
     if said.contains('\n') || said.contains("head:") || (said.contains('=') && said.contains(':')) {

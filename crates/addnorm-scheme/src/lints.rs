@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::error::Lint;
 use crate::plan::{Dimensions, Plan, Section, Stack, Step};
-use crate::scheme::{Scheme, Sublayer};
+use crate::scheme::Scheme;
 
 /// What is known of a value when it is made.
 #[derive(Clone, Copy, Default)]
@@ -15,16 +15,18 @@ struct Fact {
 
 /// Lints that a plan shows. Eight blocks are enough for any published first-block rule to give way to the rest.
 pub(crate) fn lints(scheme: &Scheme) -> Vec<Lint> {
-    let dimensions = Dimensions { blocks: 8, width: 64, heads: 4, stack: Stack::Decoder };
+    let stack = if scheme.refusals.iter().any(|(stack, _)| stack == "decoder") { Stack::Encoder } else { Stack::Decoder };
+    let dimensions = Dimensions { blocks: 8, width: 64, heads: 4, stack };
     let Ok(plan) = scheme.plan_whole(dimensions) else {
         return Vec::new();
     };
-    let mut found = Finder { lints: Vec::new(), seen: BTreeSet::new() };
+    let mut found = Finder { stack, lints: Vec::new(), seen: BTreeSet::new() };
     let mut streams = vec![Fact::default(); plan.streams.len()];
     for section in plan.sections() {
         streams = found.section(section, streams);
     }
-    if !streams[0].normed {
+    // A scheme that does without norms altogether means it.
+    if !streams[0].normed && plan.sections().any(|section| section.norms().next().is_some()) {
         let message = "no norm stands before the head: it reads the residual stream as it has grown".to_string();
         found.add("no-final-norm", message, None);
     }
@@ -40,16 +42,16 @@ fn readers(section: &Section) -> Vec<usize> {
     }
     for step in section.steps.iter().rev() {
         match step {
-            Step::Mix(mix) => mix.terms.iter().for_each(|term| readers[term.input] += 1),
-            Step::Apply { input, .. } => readers[*input] += 1,
             // Steps are in order, so every reader of the name has been counted by now.
             Step::Assign { input, output, .. } => readers[*input] += readers[*output],
+            _ => step.reads(&mut |slot| readers[slot] += 1),
         }
     }
     readers
 }
 
 struct Finder {
+    stack: Stack,
     lints: Vec<Lint>,
     seen: BTreeSet<(&'static str, Option<usize>, String)>,
 }
@@ -87,6 +89,8 @@ impl Finder {
                     let all = mix.terms.iter().all(|term| facts[term.input].normed);
                     facts[mix.output] = Fact { normed: mix.norm.is_some() || all };
                 }
+                Step::Gate { .. } => {}
+                Step::Multiply { input, output, .. } => facts[*output] = facts[*input],
                 Step::Apply { sublayer, output, .. } => {
                     if readers[*output] == 0 {
                         let message = format!("the output of {} is never used", sublayer.name());
@@ -102,7 +106,7 @@ impl Finder {
             }
         }
         if matches!(section.place, crate::plan::Place::Block(_)) {
-            for sublayer in Sublayer::ORDER {
+            for &sublayer in self.stack.sublayers() {
                 if !section.applies(sublayer) {
                     self.add("missing-sublayer", format!("a block has no {}", sublayer.name()), None);
                 }
@@ -115,10 +119,9 @@ impl Finder {
     fn streams(&mut self, plan: &Plan) {
         for (stream, name) in plan.streams.iter().enumerate() {
             let reads = |section: &Section| {
-                section.steps.iter().any(|step| match step {
-                    Step::Mix(mix) => mix.terms.iter().any(|term| term.input == stream),
-                    Step::Apply { input, .. } | Step::Assign { input, .. } => *input == stream,
-                }) || (section.outputs.len() == 1 && section.outputs[0] == stream)
+                let mut found = section.outputs.len() == 1 && section.outputs[0] == stream;
+                section.steps.iter().for_each(|step| step.reads(&mut |slot| found |= slot == stream));
+                found
             };
             if !plan.blocks.iter().chain([&plan.head]).any(reads) {
                 self.add("unused-stream", format!("nothing reads the stream '{name}'"), None);

@@ -13,15 +13,16 @@ const MAX_ATOMS: usize = 256;
 /// Equations accepted under one heading.
 const MAX_EQUATIONS: usize = 128;
 
-const DIRECTIVES: [&str; 15] = [
-    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "embed", "init", "each",
-    "block", "head",
+const DIRECTIVES: [&str; 19] = [
+    "title", "paper", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "cross", "ffn",
+    "centre", "embed", "init", "each", "block", "head",
 ];
 
 /// Words that open a directive or are part of the language, and so cannot be names of the author's own.
-pub(crate) const RESERVED: [&str; 24] = [
-    "title", "paper", "note", "streams", "let", "for", "learn", "norm", "attn", "ffn", "cross", "embed", "init",
-    "each", "block", "head", "stop", "and", "or", "times", "per", "of", "pair", "in",
+pub(crate) const RESERVED: [&str; 29] = [
+    "title", "paper", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "ffn", "cross",
+    "centre", "embed", "init", "each", "block", "head", "stop", "gate", "sum", "and", "or", "times", "per", "of",
+    "pair", "in",
 ];
 
 pub(crate) fn parse(source: &str) -> Result<File, SchemeError> {
@@ -189,6 +190,22 @@ impl Parser<'_> {
                     file.streams.push(self.own_name("a stream")?);
                 }
             }
+            "history" => {
+                self.next();
+                file.histories.push(self.own_name("a history")?);
+                while self.take_symbol(",") {
+                    file.histories.push(self.own_name("a history")?);
+                }
+            }
+            "not" => {
+                self.next();
+                if !self.take_word("for") {
+                    return self.expected("'for'");
+                }
+                let stack = self.name("'decoder', 'encoder' or 'pair'")?;
+                let why = self.text("the reason")?;
+                file.refusals.push(Named { name: stack.name, span: stack.span, value: why });
+            }
             "let" => self.lets(None, &mut file.lets)?,
             "for" => {
                 self.next();
@@ -204,10 +221,14 @@ impl Parser<'_> {
                     true
                 };
                 self.symbol(":")?;
-                if !self.is_word("let") {
-                    return self.expected("'let'");
+                let only = Some((stack.name, pair));
+                if self.is_word("block") || self.is_word("each") {
+                    return self.block(only, file);
                 }
-                self.lets(Some((stack.name, pair)), &mut file.lets)?;
+                if !self.is_word("let") {
+                    return self.expected("'let', 'block' or 'each'");
+                }
+                self.lets(only, &mut file.lets)?;
             }
             "learn" => {
                 self.next();
@@ -236,10 +257,14 @@ impl Parser<'_> {
                 self.symbol(":")?;
                 file.norm = Some(self.name("a norm kind")?);
             }
-            "attn" | "ffn" => {
+            "attn" | "cross" | "ffn" => {
                 self.next();
                 self.symbol(":")?;
-                let list = if word == "attn" { &mut file.attention_options } else { &mut file.ffn_options };
+                let list = match word {
+                    "attn" => &mut file.attention_options,
+                    "cross" => &mut file.cross_options,
+                    _ => &mut file.ffn_options,
+                };
                 loop {
                     let mut phrase = self.name("an option")?;
                     while let Kind::Name(more) = self.peek().clone() {
@@ -252,6 +277,14 @@ impl Parser<'_> {
                     }
                 }
             }
+            "centre" => {
+                self.next();
+                self.symbol(":")?;
+                file.centred.push(self.name("a kind of matrix")?);
+                while let Kind::Name(_) = self.peek() {
+                    file.centred.push(self.name("a kind of matrix")?);
+                }
+            }
             "init" => self.init(&mut file.inits)?,
             "embed" => {
                 once(self, file.embed.is_some())?;
@@ -259,18 +292,7 @@ impl Parser<'_> {
                 file.embed = Some(self.body(false)?);
                 return Ok(());
             }
-            "each" => {
-                let each = self.each()?;
-                file.blocks.push(BlockRule { condition: None, body: vec![each], span });
-                return Ok(());
-            }
-            "block" => {
-                self.next();
-                let condition = if self.is_symbol(":") { None } else { Some(self.expression()?) };
-                let body = self.body(true)?;
-                file.blocks.push(BlockRule { condition, body, span });
-                return Ok(());
-            }
+            "each" | "block" => return self.block(None, file),
             "head" => {
                 once(self, file.head.is_some())?;
                 self.next();
@@ -288,7 +310,21 @@ impl Parser<'_> {
         self.end_of_line()
     }
 
-    fn lets(&mut self, only: Option<(String, bool)>, lets: &mut Vec<LetRule>) -> Parsed<()> {
+    fn block(&mut self, only: Option<Only>, file: &mut File) -> Parsed<()> {
+        let span = self.span();
+        if self.is_word("each") {
+            let each = self.each()?;
+            file.blocks.push(BlockRule { only, condition: None, body: vec![each], span });
+            return Ok(());
+        }
+        self.next();
+        let condition = if self.is_symbol(":") { None } else { Some(self.expression()?) };
+        let body = self.body(true)?;
+        file.blocks.push(BlockRule { only, condition, body, span });
+        Ok(())
+    }
+
+    fn lets(&mut self, only: Option<Only>, lets: &mut Vec<LetRule>) -> Parsed<()> {
         self.next();
         loop {
             let name = self.own_name("a constant")?;
@@ -313,7 +349,10 @@ impl Parser<'_> {
             None
         } else {
             let name = self.name("a distribution such as normal(0.02), or 'times'")?;
-            let arguments = if self.is_symbol("(") { self.arguments()? } else { Vec::new() };
+            let (arguments, named) = if self.is_symbol("(") { self.arguments()? } else { Default::default() };
+            if let Some(named) = named.first() {
+                return self.error(named.span, "a distribution takes its numbers in order", None);
+            }
             Some(Named { name: name.name, span: name.span, value: arguments })
         };
         let times = if self.take_word("times") { Some(self.expression()?) } else { None };
@@ -441,17 +480,28 @@ impl Parser<'_> {
         self.atom()
     }
 
-    fn arguments(&mut self) -> Parsed<Vec<Expr>> {
+    /// Arguments in order, then those given by name as in `norm(x, eps=1e-7)`.
+    fn arguments(&mut self) -> Parsed<(Vec<Expr>, Vec<Named<Expr>>)> {
         self.symbol("(")?;
-        let mut arguments = Vec::new();
-        if !self.is_symbol(")") {
-            arguments.push(self.expression()?);
-            while self.take_symbol(",") {
+        let (mut arguments, mut named) = (Vec::new(), Vec::new());
+        while !self.is_symbol(")") {
+            if matches!(self.peek(), Kind::Name(_)) && matches!(self.peek_second(), Kind::Symbol("=")) {
+                let name = self.name("a name")?;
+                self.symbol("=")?;
+                let value = self.expression()?;
+                named.push(Named { name: name.name, span: name.span, value });
+            } else if let Some(before) = named.last() {
+                let message = format!("what follows '{}' needs a name too", before.name);
+                return self.error(self.span(), message, None);
+            } else {
                 arguments.push(self.expression()?);
+            }
+            if !self.take_symbol(",") {
+                break;
             }
         }
         self.symbol(")")?;
-        Ok(arguments)
+        Ok((arguments, named))
     }
 
     fn atom(&mut self) -> Parsed<Expr> {
@@ -469,9 +519,9 @@ impl Parser<'_> {
             Kind::Name(name) => {
                 self.next();
                 if self.is_symbol("(") {
-                    let arguments = self.arguments()?;
+                    let (arguments, named) = self.arguments()?;
                     let span = span.to(self.tokens[self.at - 1].span);
-                    return Ok(Expr { kind: ExprKind::Call(name, arguments), span });
+                    return Ok(Expr { kind: ExprKind::Call(name, arguments, named), span });
                 }
                 Ok(Expr { kind: ExprKind::Name(name), span })
             }

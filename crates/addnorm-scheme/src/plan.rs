@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::init::InitTable;
+use crate::init::{InitTable, MatrixKind};
 use crate::planner::{Planner, prune};
 use crate::scalar::Scalar;
 use crate::scheme::*;
@@ -14,7 +14,7 @@ use crate::scheme::*;
 pub const MAX_BLOCKS: usize = 100_000;
 
 /// Where a stack stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stack {
     /// A decoder by itself.
     Decoder,
@@ -30,6 +30,35 @@ pub enum Stack {
         /// Blocks of the pair's encoder.
         encoder_blocks: usize,
     },
+}
+
+impl Stack {
+    /// The sublayers of one of its blocks, in order.
+    pub fn sublayers(self) -> &'static [Sublayer] {
+        match self {
+            Stack::PairDecoder { .. } => &Sublayer::ALL,
+            _ => &Sublayer::ORDER,
+        }
+    }
+
+    /// The side that it stands on, and whether it is one of a pair.
+    pub(crate) fn side(self) -> (StackSide, bool) {
+        match self {
+            Stack::Encoder => (StackSide::Encoder, false),
+            Stack::Decoder => (StackSide::Decoder, false),
+            Stack::PairEncoder { .. } => (StackSide::Encoder, true),
+            Stack::PairDecoder { .. } => (StackSide::Decoder, true),
+        }
+    }
+
+    /// The word for it, and the whole phrase.
+    pub(crate) fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Stack::Encoder => ("encoder", "an encoder by itself"),
+            Stack::Decoder => ("decoder", "a decoder by itself"),
+            _ => ("pair", "an encoder-decoder pair"),
+        }
+    }
 }
 
 /// What the constants of a scheme may depend on.
@@ -116,6 +145,26 @@ pub struct Mix {
 /// One step of a section.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
+    /// `sigmoid(W input + b)`.
+    Gate {
+        /// Its name in the section, under which its matrix and its bias stand.
+        name: String,
+        /// What it reads.
+        input: Slot,
+        /// Where the entries of the bias start.
+        bias: Coefficient,
+        /// Where the gate goes.
+        output: Slot,
+    },
+    /// A gate times a value, entry by entry.
+    Multiply {
+        /// The gate.
+        gate: Slot,
+        /// The value.
+        input: Slot,
+        /// Where the product goes.
+        output: Slot,
+    },
     /// Adds, scales, and a norm.
     Mix(Mix),
     /// A sublayer.
@@ -142,15 +191,105 @@ pub enum Step {
     },
 }
 
-/// A learnable of one block.
+impl Step {
+    /// Calls `visit` with every slot it reads.
+    pub fn reads(&self, visit: &mut dyn FnMut(Slot)) {
+        match self {
+            Step::Mix(mix) => mix.terms.iter().for_each(|term| visit(term.input)),
+            Step::Multiply { gate, input, .. } => {
+                visit(*gate);
+                visit(*input);
+            }
+            Step::Apply { input, .. } | Step::Assign { input, .. } | Step::Gate { input, .. } => visit(*input),
+        }
+    }
+
+    /// Where its result goes.
+    pub fn output(&self) -> Slot {
+        match self {
+            Step::Mix(mix) => mix.output,
+            Step::Apply { output, .. }
+            | Step::Assign { output, .. }
+            | Step::Gate { output, .. }
+            | Step::Multiply { output, .. } => *output,
+        }
+    }
+}
+
+/// How many numbers a learnable of one section has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParameterSize {
+    /// One.
+    Scalar,
+    /// One for each dimension of the stream.
+    Width,
+    /// This many, one for each entry of a history; equations speak of entry `k` of `w` as `w[k]`.
+    Entries(usize),
+}
+
+impl ParameterSize {
+    /// The number of numbers where streams are this wide.
+    pub fn elements(self, width: usize) -> usize {
+        match self {
+            ParameterSize::Scalar => 1,
+            ParameterSize::Width => width,
+            ParameterSize::Entries(entries) => entries,
+        }
+    }
+}
+
+/// A learnable of one section.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnedParameter {
-    /// Its name in the block, such as `lambda` or `attn.lambda`.
+    /// Its name in the section, such as `lambda` or `attn.lambda`.
     pub name: String,
-    /// A vector over the width instead of one scalar.
-    pub vector: bool,
-    /// Where it starts.
+    /// How many numbers it has.
+    pub size: ParameterSize,
+    /// Where it starts; while it is measured, if it is.
     pub initial: f64,
+    /// What its start is once the fresh model has been measured.
+    pub measured: Option<MeasuredStart>,
+}
+
+/// Where a learnable starts that depends on what a pass through the fresh model shows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeasuredStart {
+    /// The expression; what is left open are the measurements.
+    pub expression: Scalar,
+    /// The sublayer it is for, counted from 1 through the stack.
+    pub sublayer: usize,
+}
+
+impl MeasuredStart {
+    /// Its number, from the variance of the first stream before the blocks and the variances of the outputs of
+    /// every sublayer in order.
+    pub fn value(&self, embedding: f64, branches: &[f64]) -> Option<f64> {
+        let before: f64 = branches[..(self.sublayer - 1).min(branches.len())].iter().sum();
+        let known = BTreeMap::from([
+            (crate::check::MEASURED_EMBEDDING.to_string(), Scalar::Number(embedding)),
+            (crate::check::MEASURED_BRANCHES.to_string(), Scalar::Number(before)),
+        ]);
+        self.expression.fold(&known).number()
+    }
+}
+
+/// The part of a name before any entry number: `w` of `w[3]`, with the number.
+pub fn entry_of(name: &str) -> (&str, Option<usize>) {
+    match name.strip_suffix(']').and_then(|name| name.split_once('[')) {
+        Some((name, entry)) => (name, entry.parse().ok()),
+        None => (name, None),
+    }
+}
+
+/// What one norm of a section has of its own, with numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NormNumbers {
+    /// As the scheme writes it.
+    pub symbols: NormSettings,
+    /// Its epsilon, where it is not the run's.
+    pub epsilon: Option<f64>,
+    /// Where its gain starts.
+    pub gain: f64,
 }
 
 /// Which part of the model a section is.
@@ -182,10 +321,16 @@ pub struct Section {
     pub place: Place,
     /// The steps in order.
     pub steps: Vec<Step>,
-    /// How many slots they use. The first ones hold the streams on entry.
+    /// How many slots they use.
     pub slots: usize,
-    /// Where the results are: one for each stream, or one alone for the head.
+    /// How many slots hold values on entry: the streams, then the entries of every history.
+    pub inputs: usize,
+    /// Entries of each history on entry.
+    pub entries: Vec<usize>,
+    /// Where the results are: the streams, then the entries of every history; or one alone for the head.
     pub outputs: Vec<Slot>,
+    /// Norms that have something of their own, by name.
+    pub norm_numbers: BTreeMap<String, NormNumbers>,
     /// The learnables.
     pub learnables: Vec<LearnedParameter>,
     /// The named constants that the author defined, with their numbers.
@@ -205,6 +350,14 @@ impl Section {
         })
     }
 
+    /// Its gates, in order: name, and where the bias starts.
+    pub fn gates(&self) -> impl Iterator<Item = (&str, &Coefficient)> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Gate { name, bias, .. } => Some((name.as_str(), bias)),
+            _ => None,
+        })
+    }
+
     /// Whether the sublayer is applied in it.
     pub fn applies(&self, wanted: Sublayer) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Apply { sublayer, .. } if *sublayer == wanted))
@@ -220,10 +373,14 @@ pub struct Plan {
     pub dimensions: Dimensions,
     /// Names of the streams; the first is the one that reports speak of.
     pub streams: Vec<String>,
+    /// Names of the histories.
+    pub histories: Vec<String>,
     /// The norm kind, where the scheme insists on one.
     pub norm: Option<NormKind>,
     /// Changes inside the sublayers.
     pub options: SublayerOptions,
+    /// Matrices that are used with the mean over their output dimensions taken off.
+    pub centred: Vec<MatrixKind>,
     /// Before the first block.
     pub embed: Section,
     /// The blocks in order.
@@ -261,18 +418,28 @@ impl Scheme {
         if dimensions.blocks == 0 || dimensions.blocks > MAX_BLOCKS {
             return Err(fail(format!("a stack has 1 to {MAX_BLOCKS} blocks, not {}", dimensions.blocks)));
         }
-        let section = |place| Planner::new(self, dimensions, place).map_err(&fail);
-        let embed = section(Place::Embed)?.embed().map_err(&fail)?;
-        let blocks = (1..=dimensions.blocks)
-            .map(|block| section(Place::Block(block))?.block().map_err(&fail))
-            .collect::<Result<Vec<_>, _>>()?;
-        let head = section(Place::Head)?.head().map_err(&fail)?;
+        let (word, phrase) = dimensions.stack.words();
+        if let Some((_, why)) = self.refusals.iter().find(|(stack, _)| stack == word) {
+            return Err(fail(format!("it has no form for {phrase}: {why}")));
+        }
+        let section = |place, entries: &[usize]| Planner::new(self, dimensions, place, entries).map_err(&fail);
+        let none = vec![0; self.histories.len()];
+        let (embed, mut entries) = section(Place::Embed, &none)?.embed().map_err(&fail)?;
+        let mut blocks = Vec::with_capacity(dimensions.blocks);
+        for block in 1..=dimensions.blocks {
+            let (section, after) = section(Place::Block(block), &entries)?.block().map_err(&fail)?;
+            blocks.push(section);
+            entries = after;
+        }
+        let head = section(Place::Head, &entries)?.head().map_err(&fail)?;
         Ok(Plan {
             scheme: self.name.clone(),
             dimensions,
             streams: self.streams.clone(),
+            histories: self.histories.clone(),
             norm: self.norm,
             options: self.options,
+            centred: self.centred.clone(),
             embed,
             blocks,
             head,

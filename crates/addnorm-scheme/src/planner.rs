@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::check::{MEASURED_BRANCHES, MEASURED_EMBEDDING};
 use crate::init::{DistributionKind, InitRow, InitTable, MatrixKind};
 use crate::plan::*;
 use crate::scalar::Scalar;
@@ -20,7 +21,13 @@ pub(crate) struct Planner<'a> {
     constants: Vec<(String, Scalar)>,
     slots: usize,
     names: BTreeMap<String, Slot>,
+    /// Where the entries of each history are.
+    histories: Vec<Vec<Slot>>,
+    entries: Vec<usize>,
+    inputs: usize,
+    stack: Stack,
     steps: Vec<Step>,
+    norm_numbers: BTreeMap<String, NormNumbers>,
     learnables: Vec<LearnedParameter>,
     norm_names: BTreeSet<String>,
     sublayer: Option<Sublayer>,
@@ -29,12 +36,17 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(crate) fn new(scheme: &'a Scheme, dimensions: Dimensions, place: Place) -> Result<Self, String> {
-        let (encoder_blocks, decoder_blocks, side, pair) = match dimensions.stack {
-            Stack::Encoder => (dimensions.blocks, dimensions.blocks, StackSide::Encoder, false),
-            Stack::Decoder => (dimensions.blocks, dimensions.blocks, StackSide::Decoder, false),
-            Stack::PairEncoder { decoder_blocks } => (dimensions.blocks, decoder_blocks, StackSide::Encoder, true),
-            Stack::PairDecoder { encoder_blocks } => (encoder_blocks, dimensions.blocks, StackSide::Decoder, true),
+    /// `entries`: how many each history has on entry.
+    pub(crate) fn new(
+        scheme: &'a Scheme,
+        dimensions: Dimensions,
+        place: Place,
+        entries: &[usize],
+    ) -> Result<Self, String> {
+        let (encoder_blocks, decoder_blocks) = match dimensions.stack {
+            Stack::Encoder | Stack::Decoder => (dimensions.blocks, dimensions.blocks),
+            Stack::PairEncoder { decoder_blocks } => (dimensions.blocks, decoder_blocks),
+            Stack::PairDecoder { encoder_blocks } => (encoder_blocks, dimensions.blocks),
         };
         let number = |value: usize| Scalar::Number(value as f64);
         let mut known = BTreeMap::from([
@@ -43,6 +55,7 @@ impl<'a> Planner<'a> {
             ("M".to_string(), number(decoder_blocks)),
             ("d".to_string(), number(dimensions.width)),
             ("h".to_string(), number(dimensions.heads)),
+            ("S".to_string(), number(dimensions.blocks * dimensions.stack.sublayers().len())),
         ]);
         if let Place::Block(block) = place {
             known.insert("l".to_string(), number(block));
@@ -50,8 +63,8 @@ impl<'a> Planner<'a> {
         let mut constants: Vec<(String, Scalar)> = Vec::new();
         // The most particular definition for this stack wins; the order of first mention stays.
         let rank = |constant: &Constant| match constant.only {
+            Some(only) if is_for(only, dimensions.stack) => Some(1 + usize::from(only.1)),
             None => Some(0),
-            Some((for_side, only_pair)) if for_side == side && (pair || !only_pair) => Some(1 + usize::from(only_pair)),
             Some(_) => None,
         };
         let mut names: Vec<&str> = Vec::new();
@@ -96,14 +109,25 @@ impl<'a> Planner<'a> {
             }
         }
         let names = scheme.streams.iter().enumerate().map(|(slot, name)| (name.clone(), slot)).collect();
+        let mut inputs = scheme.streams.len();
+        let mut histories = Vec::new();
+        for &count in entries {
+            histories.push((inputs..inputs + count).collect());
+            inputs += count;
+        }
         Ok(Self {
             scheme,
             place,
             known,
             constants,
-            slots: scheme.streams.len(),
+            slots: inputs,
             names,
+            histories,
+            entries: entries.to_vec(),
+            inputs,
+            stack: dimensions.stack,
             steps: Vec::new(),
+            norm_numbers: BTreeMap::new(),
             learnables: Vec::new(),
             norm_names: BTreeSet::new(),
             sublayer: None,
@@ -111,18 +135,24 @@ impl<'a> Planner<'a> {
         })
     }
 
-    pub(crate) fn embed(mut self) -> Result<Section, String> {
+    /// The section, and how many entries each history has after it.
+    pub(crate) fn embed(mut self) -> Result<(Section, Vec<usize>), String> {
         let scheme = self.scheme;
         for assignment in &scheme.embed {
             self.assignment(assignment)?;
         }
+        // A history begins with the first stream as the blocks will find it.
+        let first = self.names[&scheme.streams[0]];
+        self.histories.iter_mut().filter(|entries| entries.is_empty()).for_each(|entries| entries.push(first));
         self.finish_streams()
     }
 
-    pub(crate) fn block(mut self) -> Result<Section, String> {
+    /// The section, and how many entries each history has after it.
+    pub(crate) fn block(mut self) -> Result<(Section, Vec<usize>), String> {
         let scheme = self.scheme;
         let mut body = None;
-        for candidate in &scheme.bodies {
+        let ours = |body: &&Body| body.only.is_none_or(|only| is_for(only, self.stack));
+        for candidate in scheme.bodies.iter().filter(ours) {
             let holds = match &candidate.condition {
                 None => true,
                 Some(condition) => match condition.fold(&self.known).number() {
@@ -143,8 +173,9 @@ impl<'a> Planner<'a> {
             match part {
                 BodyPart::Assignment(assignment) => self.assignment(assignment)?,
                 BodyPart::Each(assignments) => {
-                    for sublayer in Sublayer::ORDER {
+                    for (at, &sublayer) in self.stack.sublayers().iter().enumerate() {
                         self.sublayer = Some(sublayer);
+                        self.known.insert("s".to_string(), Scalar::Number(self.sublayers_before() + at as f64 + 1.0));
                         for learnable in scheme.learnables.iter().filter(|learnable| learnable.per_sublayer) {
                             let full = Scalar::Name(format!("{}.{}", sublayer.name(), learnable.name));
                             self.known.insert(learnable.name.clone(), full);
@@ -154,12 +185,14 @@ impl<'a> Planner<'a> {
                         }
                     }
                     self.sublayer = None;
+                    self.known.remove("s");
                     for learnable in scheme.learnables.iter().filter(|learnable| learnable.per_sublayer) {
                         self.known.remove(&learnable.name);
                     }
                 }
             }
         }
+        self.right_sublayers()?;
         // A learnable that no chosen path reaches would never get a gradient.
         let reached = reached(&self.steps);
         self.learnables.retain(|learnable| reached.contains(&learnable.name));
@@ -167,22 +200,88 @@ impl<'a> Planner<'a> {
     }
 
     pub(crate) fn head(mut self) -> Result<Section, String> {
+        self.learn()?;
         let output = self.sum(&self.scheme.head)?;
+        let reached = reached(&self.steps);
+        self.learnables.retain(|learnable| reached.contains(&learnable.name));
         self.finish(vec![output])
     }
 
+    /// Sublayers in the blocks before this one.
+    fn sublayers_before(&self) -> f64 {
+        let Place::Block(block) = self.place else { return 0.0 };
+        ((block - 1) * self.stack.sublayers().len()) as f64
+    }
+
+    /// A decoder of a pair attends to its encoder, and nothing else does.
+    fn right_sublayers(&self) -> Result<(), String> {
+        let crosses = self.steps.iter().any(|step| matches!(step, Step::Apply { sublayer: Sublayer::Cross, .. }));
+        let pair = matches!(self.stack, Stack::PairDecoder { .. });
+        match (crosses, pair) {
+            (false, true) => Err(format!(
+                "{} says nothing of cross(...), the attention of a pair's decoder to its encoder; give a body for it \
+                 with 'for decoder of pair: block:'",
+                self.place.prefix()
+            )),
+            (true, false) => Err(format!(
+                "{} applies cross(...), and there is no encoder to attend to; put 'for decoder of pair:' before its \
+                 body",
+                self.place.prefix()
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn learn(&mut self) -> Result<(), String> {
-        for learnable in &self.scheme.learnables {
-            let initial = self.constant(&learnable.initial)?;
-            let names = if learnable.per_sublayer {
-                Sublayer::ORDER.iter().map(|sublayer| format!("{}.{}", sublayer.name(), learnable.name)).collect()
-            } else {
-                vec![learnable.name.clone()]
+        let scheme = self.scheme;
+        for learnable in &scheme.learnables {
+            let size = match &learnable.size {
+                LearnableSize::Scalar => ParameterSize::Scalar,
+                LearnableSize::Width => ParameterSize::Width,
+                LearnableSize::Entries(history) => {
+                    let at = scheme.histories.iter().position(|name| name == history);
+                    ParameterSize::Entries(at.map_or(0, |at| self.histories[at].len()))
+                }
             };
-            for name in names {
-                self.learnables.push(LearnedParameter { name, vector: learnable.vector, initial });
+            // Outside the blocks there are only weights of histories.
+            if !matches!(self.place, Place::Block(_)) && !matches!(size, ParameterSize::Entries(_)) {
+                continue;
+            }
+            if learnable.per_sublayer {
+                for (at, sublayer) in self.stack.sublayers().iter().enumerate() {
+                    let number = self.sublayers_before() as usize + at + 1;
+                    let name = format!("{}.{}", sublayer.name(), learnable.name);
+                    self.learnable(name, size, &learnable.initial, number)?;
+                }
+            } else {
+                self.learnable(learnable.name.clone(), size, &learnable.initial, 0)?;
             }
         }
+        Ok(())
+    }
+
+    /// `sublayer`: its number through the stack, from 1, where it belongs to one.
+    fn learnable(
+        &mut self,
+        name: String,
+        size: ParameterSize,
+        initial: &Scalar,
+        sublayer: usize,
+    ) -> Result<(), String> {
+        let mut known = self.known.clone();
+        known.insert("s".to_string(), Scalar::Number(sublayer as f64));
+        if let ParameterSize::Entries(entries) = size {
+            known.insert("entries".to_string(), Scalar::Number(entries as f64));
+        }
+        let expression = initial.fold(&known);
+        let mut is_measured = false;
+        expression.names(&mut |name| is_measured |= [MEASURED_EMBEDDING, MEASURED_BRANCHES].contains(&name));
+        let (initial, measured) = if is_measured {
+            (1.0, Some(MeasuredStart { expression, sublayer }))
+        } else {
+            (self.constant(&expression)?, None)
+        };
+        self.learnables.push(LearnedParameter { name, size, initial, measured });
         Ok(())
     }
 
@@ -209,13 +308,24 @@ impl<'a> Planner<'a> {
             .map_err(|when| format!("a factor is not finite at {}{when}", self.place.prefix()))?;
         let mut missing = None;
         folded.names(&mut |name| {
-            let is_learned = self.learnables.iter().any(|learnable| learnable.name == name);
+            let (base, entry) = entry_of(name);
+            let is_learned = self.learnables.iter().any(|learnable| {
+                let within = |entry| matches!(learnable.size, ParameterSize::Entries(entries) if entry < entries);
+                learnable.name == base && entry.is_none_or(within)
+            });
             if name != "t" && !is_learned {
                 missing = Some(name.to_string());
             }
         });
         if let Some(name) = missing {
             let per_sublayer = self.scheme.learnables.iter().any(|known| known.name == name && known.per_sublayer);
+            if entry_of(&name).1.is_some() {
+                return Err(format!(
+                    "'{}' has a weight for each entry that its history has before {}; use it before adding another",
+                    entry_of(&name).0,
+                    self.place.prefix()
+                ));
+            }
             return Err(if per_sublayer {
                 format!("'{name}' is learned per sublayer and can only stand under 'each'")
             } else {
@@ -243,28 +353,57 @@ impl<'a> Planner<'a> {
             output,
             line: assignment.line,
         });
-        self.names.insert(assignment.target.clone(), output);
+        match self.scheme.histories.iter().position(|history| *history == assignment.target) {
+            Some(history) => self.histories[history].push(output),
+            None => {
+                self.names.insert(assignment.target.clone(), output);
+            }
+        }
         Ok(())
     }
 
     /// Plans a sum and gives the slot of its value.
     fn sum(&mut self, sum: &Sum) -> Result<Slot, String> {
         if let [Term { coefficient, stopped: false, operand }] = sum.terms.as_slice() {
-            if coefficient.is_one() {
+            if coefficient.is_one() && !matches!(operand, Operand::History(_)) {
                 return self.operand(operand);
             }
-            if let Operand::Norm(inner) = operand {
+            if let Operand::Norm(inner, settings) = operand {
                 let scale = self.coefficient(coefficient)?;
-                return self.mix(inner, true, scale);
+                return self.mix(inner, Some(settings), scale);
             }
         }
-        self.mix(sum, false, Coefficient::one())
+        self.mix(sum, None, Coefficient::one())
     }
 
     fn operand(&mut self, operand: &Operand) -> Result<Slot, String> {
         match operand {
             Operand::Name(name) => self.names.get(name).copied().ok_or_else(|| format!("'{name}' has no value yet")),
-            Operand::Norm(inner) => self.mix(inner, true, Coefficient::one()),
+            Operand::Norm(inner, settings) => self.mix(inner, Some(settings), Coefficient::one()),
+            Operand::Gate { input, bias } => {
+                let input = self.sum(input)?;
+                self.constant(bias)?;
+                let bias = self.coefficient(bias)?;
+                let wanted = match self.sublayer {
+                    Some(sublayer) => format!("{}.gate", sublayer.name()),
+                    None => "gate".to_string(),
+                };
+                let name = unique(&mut self.norm_names, wanted);
+                let output = self.new_slot();
+                self.steps.push(Step::Gate { name, input, bias, output });
+                Ok(output)
+            }
+            Operand::Product { gate, value } => {
+                let gate = self.operand(gate)?;
+                let input = self.sum(value)?;
+                let output = self.new_slot();
+                if let Some(sublayer) = self.source.get(&input) {
+                    self.source.insert(output, *sublayer);
+                }
+                self.steps.push(Step::Multiply { gate, input, output });
+                Ok(output)
+            }
+            Operand::History(name) => Err(format!("the history '{name}' stands outside a sum")),
             Operand::Sublayer(sublayer, inner) => self.apply(*sublayer, inner),
             Operand::EachSublayer(inner) => {
                 let sublayer = self.sublayer.ok_or("a sublayer stands outside 'each'")?;
@@ -288,15 +427,23 @@ impl<'a> Planner<'a> {
             if let Some(name) = mix.norm.as_mut().filter(|name| name.ends_with(".norm")) {
                 self.norm_names.remove(name);
                 let wanted = format!("{}.input_norm", sublayer.name());
+                let numbers = self.norm_numbers.remove(name);
                 *name = unique(&mut self.norm_names, wanted);
+                if let Some(numbers) = numbers {
+                    self.norm_numbers.insert(name.clone(), numbers);
+                }
             }
         }
         Ok(output)
     }
 
-    fn mix(&mut self, sum: &Sum, normed: bool, scale: Coefficient) -> Result<Slot, String> {
+    fn mix(&mut self, sum: &Sum, norm: Option<&NormSettings>, scale: Coefficient) -> Result<Slot, String> {
         let mut terms = Vec::new();
         for term in &sum.terms {
+            if let Operand::History(name) = &term.operand {
+                self.entries_of(name, term, &mut terms)?;
+                continue;
+            }
             let coefficient = self.coefficient(&term.coefficient)?;
             let input = self.operand(&term.operand)?;
             let contribution_of = self.source.get(&input).copied();
@@ -307,9 +454,46 @@ impl<'a> Planner<'a> {
         if let Some(sublayer) = sole_source {
             self.source.insert(output, sublayer);
         }
-        let norm = normed.then(|| self.norm_name(&terms, sole_source));
+        let norm = match norm {
+            None => None,
+            Some(settings) => {
+                let epsilon = settings.epsilon.as_ref().map(|epsilon| self.constant(epsilon)).transpose()?;
+                if epsilon.is_some_and(|epsilon| epsilon <= 0.0) {
+                    return Err("the epsilon of a norm is a positive number".to_string());
+                }
+                let gain = settings.gain.as_ref().map_or(Ok(1.0), |gain| self.constant(gain))?;
+                let name = self.norm_name(&terms, sole_source);
+                if *settings != NormSettings::default() {
+                    self.norm_numbers.insert(name.clone(), NormNumbers { symbols: settings.clone(), epsilon, gain });
+                }
+                Some(name)
+            }
+        };
         self.steps.push(Step::Mix(Mix { terms, norm, scale, output }));
         Ok(output)
+    }
+
+    /// A term for every entry of a history.
+    fn entries_of(&mut self, history: &str, term: &Term, terms: &mut Vec<MixTerm>) -> Result<(), String> {
+        let scheme = self.scheme;
+        let at = scheme.histories.iter().position(|name| name == history).unwrap_or_default();
+        let weights: Vec<&str> = scheme
+            .learnables
+            .iter()
+            .filter(|learnable| matches!(learnable.size, LearnableSize::Entries(_)))
+            .map(|learnable| learnable.name.as_str())
+            .collect();
+        let outside = self.known.clone();
+        for (entry, input) in self.histories[at].clone().into_iter().enumerate() {
+            self.known.insert("k".to_string(), Scalar::Number(entry as f64));
+            for weight in &weights {
+                self.known.insert(weight.to_string(), Scalar::Name(format!("{weight}[{entry}]")));
+            }
+            let coefficient = self.coefficient(&term.coefficient)?;
+            terms.push(MixTerm { coefficient, input, stopped: term.stopped, contribution_of: None });
+        }
+        self.known = outside;
+        Ok(())
     }
 
     /// A norm is named for its role: after a sublayer alone, after an addition, or else plain `norm`,
@@ -335,9 +519,11 @@ impl<'a> Planner<'a> {
         self.scheme.streams.iter().find(|stream| self.names.get(*stream) == Some(&slot)).map(String::as_str)
     }
 
-    fn finish_streams(self) -> Result<Section, String> {
-        let outputs = self.scheme.streams.iter().map(|stream| self.names[stream]).collect();
-        self.finish(outputs)
+    fn finish_streams(self) -> Result<(Section, Vec<usize>), String> {
+        let mut outputs: Vec<Slot> = self.scheme.streams.iter().map(|stream| self.names[stream]).collect();
+        outputs.extend(self.histories.iter().flatten());
+        let entries = self.histories.iter().map(Vec::len).collect();
+        Ok((self.finish(outputs)?, entries))
     }
 
     fn finish(self, outputs: Vec<Slot>) -> Result<Section, String> {
@@ -347,7 +533,10 @@ impl<'a> Planner<'a> {
             place: self.place,
             steps: self.steps,
             slots: self.slots,
+            inputs: self.inputs,
+            entries: self.entries,
             outputs,
+            norm_numbers: self.norm_numbers,
             learnables: self.learnables,
             constants: self.constants,
             init,
@@ -390,14 +579,9 @@ impl<'a> Planner<'a> {
 fn dead_after(steps: &[Step], outputs: &[Slot]) -> Vec<Vec<Slot>> {
     let mut last_use: BTreeMap<Slot, usize> = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {
-        match step {
-            Step::Mix(mix) => mix.terms.iter().for_each(|term| {
-                last_use.insert(term.input, at);
-            }),
-            Step::Apply { input, .. } | Step::Assign { input, .. } => {
-                last_use.insert(*input, at);
-            }
-        }
+        step.reads(&mut |slot| {
+            last_use.insert(slot, at);
+        });
     }
     let mut dead_after = vec![Vec::new(); steps.len()];
     for (slot, at) in last_use {
@@ -417,30 +601,24 @@ pub(crate) fn prune(section: &mut Section, live: &[bool], streams: usize) -> Vec
     }
     let mut kept = Vec::new();
     for step in section.steps.drain(..).rev() {
-        let output = match &step {
-            Step::Mix(mix) => mix.output,
-            Step::Apply { output, .. } | Step::Assign { output, .. } => *output,
-        };
-        if !needed[output] {
+        if !needed[step.output()] {
             continue;
         }
-        match &step {
-            Step::Mix(mix) => mix.terms.iter().for_each(|term| needed[term.input] = true),
-            Step::Apply { input, .. } | Step::Assign { input, .. } => needed[*input] = true,
-        }
+        step.reads(&mut |slot| needed[slot] = true);
         kept.push(step);
     }
     kept.reverse();
     section.steps = kept;
-    for (stream, (output, live)) in section.outputs.iter_mut().zip(live).enumerate() {
-        if !live {
-            *output = stream;
+    for (at, (output, live)) in section.outputs.iter_mut().zip(live).enumerate() {
+        // An entry of a history that nothing reads is handed on as any value at all.
+        if !live && *output >= section.inputs {
+            *output = if at < streams { at } else { 0 };
         }
     }
     let reached = reached(&section.steps);
     section.learnables.retain(|learnable| reached.contains(&learnable.name));
     section.dead_after = dead_after(&section.steps, &section.outputs);
-    needed.truncate(streams);
+    needed.truncate(section.inputs);
     needed
 }
 
@@ -452,12 +630,18 @@ fn reached(steps: &[Step]) -> BTreeSet<String> {
             let coefficients = mix.terms.iter().map(|term| &term.coefficient).chain([&mix.scale]);
             coefficients.for_each(|coefficient| {
                 coefficient.folded.names(&mut |name| {
-                    reached.insert(name.to_string());
+                    reached.insert(entry_of(name).0.to_string());
                 })
             });
         }
     }
     reached
+}
+
+/// Whether a rule for one side, or one side of a pair, is for this stack.
+fn is_for((side, only_pair): (StackSide, bool), stack: Stack) -> bool {
+    let (own, pair) = stack.side();
+    own == side && (pair || !only_pair)
 }
 
 /// A number must be finite; an expression of the training step alone, at the first step.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use crate::algebra::{Algebra, interpret_section};
-use crate::plan::{Mix, Place, Plan, Section};
+use crate::plan::{Coefficient, Mix, Place, Plan, Section};
 use crate::scalar::Scalar;
 use crate::scheme::Sublayer;
 use crate::syntax::Operator;
@@ -42,12 +42,18 @@ pub struct Prose {
 /// Writes the plan's equations.
 pub fn prose(plan: &Plan) -> Prose {
     let write = |section: &Section| {
-        let mut writer = Writer { equations: Vec::new() };
-        let streams = match section.place {
+        let mut writer = Writer { equations: Vec::new(), section };
+        let mut streams: Vec<Words> = match section.place {
             // Every stream starts as the embedding.
             Place::Embed => plan.streams.iter().map(|_| Words::atom("e", "e")).collect(),
             _ => plan.streams.iter().map(|name| Words::atom(name, &name_in_latex(name))).collect(),
         };
+        for (name, &entries) in plan.histories.iter().zip(&section.entries) {
+            streams.extend((0..entries).map(|entry| Words {
+                entry: Some((name.clone(), entry)),
+                ..Words::atom(&format!("{name}[{entry}]"), &format!("{}_{{{entry}}}", name_in_latex(name)))
+            }));
+        }
         let results = match interpret_section(section, &mut writer, streams) {
             Ok(results) => results,
             Err(never) => match never {},
@@ -80,11 +86,13 @@ struct Words {
     latex: String,
     /// A name or a call, which needs no parentheses.
     atomic: bool,
+    /// The entry of a history that it is.
+    entry: Option<(String, usize)>,
 }
 
 impl Words {
     fn atom(text: &str, latex: &str) -> Self {
-        Words { text: text.to_string(), latex: latex.to_string(), atomic: true }
+        Words { text: text.to_string(), latex: latex.to_string(), atomic: true, entry: None }
     }
 
     fn grouped(&self) -> (String, String) {
@@ -96,8 +104,21 @@ impl Words {
     }
 }
 
-struct Writer {
+struct Writer<'a> {
     equations: Vec<Equation>,
+    section: &'a Section,
+}
+
+/// `, name=value` for what is set.
+fn settings<'a>(given: impl IntoIterator<Item = (&'a str, Option<&'a Scalar>)>) -> (String, String) {
+    let (mut text, mut latex) = (String::new(), String::new());
+    for (name, value) in given {
+        if let Some(value) = value {
+            text.push_str(&format!(", {name}={}", scalar_as_text(value)));
+            latex.push_str(&format!(r";\,\mathrm{{{name}}}={}", scalar_in_latex(value)));
+        }
+    }
+    (text, latex)
 }
 
 /// `coefficient * value` without its sign: text and LaTeX.
@@ -137,20 +158,37 @@ fn unsigned(coefficient: &Scalar) -> (Scalar, bool) {
     }
 }
 
-impl Algebra for Writer {
+impl Algebra for Writer<'_> {
     type Value = Words;
     type Error = Infallible;
 
     fn mix(&mut self, _: Place, mix: &Mix, inputs: &[Words]) -> Result<Words, Infallible> {
         let (mut text, mut latex) = (String::new(), String::new());
         for (at, (term, input)) in mix.terms.iter().zip(inputs).enumerate() {
+            let input = &match &input.entry {
+                // All entries of a history stand as one sum.
+                Some((history, 0)) => {
+                    let (factor_text, factor_latex) = match &term.coefficient.symbol {
+                        one if one.is_one() => (String::new(), String::new()),
+                        factor => (format!("{}*", wrap(factor, Operator::Multiply)), format!(r"{}_k\,", scalar_in_latex(factor))),
+                    };
+                    Words::atom(
+                        &format!("sum({factor_text}{history})"),
+                        &format!(r"\sum_k {factor_latex}{}_k", name_in_latex(history)),
+                    )
+                }
+                Some(_) => continue,
+                None => input.clone(),
+            };
+            let whole = Coefficient::one();
+            let coefficient = if mix.terms.len() > at && inputs[at].entry.is_some() { &whole } else { &term.coefficient };
             let input = if term.stopped {
                 let inner = input.text.clone();
                 Words::atom(&format!("stop({inner})"), &format!(r"\operatorname{{stop}}\left({}\right)", input.latex))
             } else {
                 input.clone()
             };
-            let (magnitude, negative) = unsigned(&term.coefficient.symbol);
+            let (magnitude, negative) = unsigned(&coefficient.symbol);
             // A sum inside a sum needs parentheses only where it is scaled or taken away.
             let (term_text, term_latex) = if magnitude.is_one() && !negative {
                 (input.text.clone(), input.latex.clone())
@@ -168,14 +206,23 @@ impl Algebra for Writer {
             latex.push_str(sign);
             latex.push_str(&term_latex);
         }
-        let mut words = Words { text, latex, atomic: mix.terms.len() == 1 && mix.terms[0].coefficient.symbol.is_one() };
-        if mix.norm.is_some() {
+        let atomic = mix.terms.len() == 1 && mix.terms[0].coefficient.symbol.is_one();
+        let mut words = Words { text, latex, atomic, entry: None };
+        if let Some(name) = &mix.norm {
+            let symbols = self.section.norm_numbers.get(name).map(|numbers| &numbers.symbols);
+            let (set_text, set_latex) = settings([
+                ("eps", symbols.and_then(|symbols| symbols.epsilon.as_ref())),
+                ("gain", symbols.and_then(|symbols| symbols.gain.as_ref())),
+            ]);
             let (text, latex) = (&words.text, &words.latex);
-            words = Words::atom(&format!("norm({text})"), &format!(r"\operatorname{{norm}}\left({latex}\right)"));
+            words = Words::atom(
+                &format!("norm({text}{set_text})"),
+                &format!(r"\operatorname{{norm}}\left({latex}{set_latex}\right)"),
+            );
         }
         if !mix.scale.symbol.is_one() {
             let (text, latex) = scaled(&mix.scale.symbol, &words);
-            words = Words { text, latex, atomic: false };
+            words = Words { text, latex, atomic: false, entry: None };
         }
         Ok(words)
     }
@@ -184,6 +231,21 @@ impl Algebra for Writer {
         let name = sublayer.name();
         let latex = format!(r"\operatorname{{{name}}}\left({}\right)", input.latex);
         Ok(Words::atom(&format!("{name}({})", input.text), &latex))
+    }
+
+    fn gate(&mut self, _: Place, name: &str, input: Words) -> Result<Words, Infallible> {
+        let bias = self.section.gates().find(|(known, _)| *known == name).map(|(_, bias)| &bias.symbol);
+        let (text, latex) = settings([("bias", bias.filter(|bias| **bias != Scalar::Number(0.0)))]);
+        Ok(Words::atom(
+            &format!("gate({}{text})", input.text),
+            &format!(r"\operatorname{{gate}}\left({}{latex}\right)", input.latex),
+        ))
+    }
+
+    fn multiply(&mut self, _: Place, gate: Words, value: Words) -> Result<Words, Infallible> {
+        let ((gate_text, gate_latex), (text, latex)) = (gate.grouped(), value.grouped());
+        let product = format!(r"{gate_latex} \odot {latex}");
+        Ok(Words { text: format!("{gate_text}*{text}"), latex: product, atomic: false, entry: None })
     }
 
     fn assign(&mut self, _: Place, name: &str, _: bool, value: Words) -> Result<Words, Infallible> {

@@ -31,11 +31,13 @@ pub enum ScalarFunction {
     Sigmoid,
     /// Hyperbolic tangent.
     Tanh,
+    /// The second where the first, a comparison, holds; else the third.
+    Choose,
 }
 
 impl ScalarFunction {
     /// Every function, by the name it has in the language.
-    pub const ALL: [(&'static str, ScalarFunction); 12] = [
+    pub const ALL: [(&'static str, ScalarFunction); 13] = [
         ("sqrt", ScalarFunction::Sqrt),
         ("ln", ScalarFunction::Ln),
         ("exp", ScalarFunction::Exp),
@@ -48,6 +50,7 @@ impl ScalarFunction {
         ("silu", ScalarFunction::Silu),
         ("sigmoid", ScalarFunction::Sigmoid),
         ("tanh", ScalarFunction::Tanh),
+        ("choose", ScalarFunction::Choose),
     ];
 
     /// The function of that name.
@@ -62,7 +65,11 @@ impl ScalarFunction {
 
     /// How many arguments it takes.
     pub fn arity(self) -> usize {
-        if matches!(self, ScalarFunction::Min | ScalarFunction::Max) { 2 } else { 1 }
+        match self {
+            ScalarFunction::Choose => 3,
+            ScalarFunction::Min | ScalarFunction::Max => 2,
+            _ => 1,
+        }
     }
 
     /// Whether it may be applied to a learnable, which needs a derivative.
@@ -89,6 +96,8 @@ impl ScalarFunction {
             ScalarFunction::Silu => x * sigmoid(x),
             ScalarFunction::Sigmoid => sigmoid(x),
             ScalarFunction::Tanh => x.tanh(),
+            ScalarFunction::Choose if x != 0.0 => y,
+            ScalarFunction::Choose => arguments.get(2).copied().unwrap_or(f64::NAN),
         }
     }
 }
@@ -178,7 +187,11 @@ impl Scalar {
                 (left, right) => Scalar::Binary(*operator, Box::new(left), Box::new(right)),
             },
             Scalar::Call(function, arguments) => {
-                let folded: Vec<Scalar> = arguments.iter().map(|argument| argument.fold(known)).collect();
+                let mut folded: Vec<Scalar> = arguments.iter().map(|argument| argument.fold(known)).collect();
+                // Which of the two it is may be known before they are.
+                if let (ScalarFunction::Choose, Some(truth)) = (function, folded[0].number()) {
+                    return folded.swap_remove(if truth != 0.0 { 1 } else { 2 });
+                }
                 let numbers: Option<Vec<f64>> = folded.iter().map(Scalar::number).collect();
                 match numbers {
                     Some(numbers) => Scalar::Number(function.apply(&numbers)),

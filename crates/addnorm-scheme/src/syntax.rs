@@ -14,7 +14,8 @@ pub(crate) enum ExprKind {
     Name(String),
     Negative(Box<Expr>),
     Binary(Operator, Box<Expr>, Box<Expr>),
-    Call(String, Vec<Expr>),
+    /// Arguments in order, then those given by name.
+    Call(String, Vec<Expr>, Vec<Named<Expr>>),
 }
 
 /// A binary operator of the language.
@@ -97,10 +98,12 @@ pub(crate) struct Named<T> {
     pub value: T,
 }
 
+/// The stack that a rule is for (`encoder`, `decoder`) and whether only as one of a pair.
+pub(crate) type Only = (String, bool);
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LetRule {
-    /// The stack that the definition is for (`encoder`, `decoder`) and whether only as one of a pair.
-    pub only: Option<(String, bool)>,
+    pub only: Option<Only>,
     pub definition: Named<Expr>,
 }
 
@@ -126,6 +129,7 @@ pub(crate) enum Statement {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BlockRule {
+    pub only: Option<Only>,
     pub condition: Option<Expr>,
     pub body: Vec<Statement>,
     pub span: Span,
@@ -138,10 +142,15 @@ pub(crate) struct File {
     pub papers: Vec<String>,
     pub notes: Vec<String>,
     pub streams: Vec<Named<()>>,
+    pub histories: Vec<Named<()>>,
+    /// Stacks that the scheme has no form for, and why.
+    pub refusals: Vec<Named<String>>,
     pub lets: Vec<LetRule>,
     pub learns: Vec<LearnRule>,
     pub norm: Option<Named<()>>,
     pub attention_options: Vec<Named<()>>,
+    pub cross_options: Vec<Named<()>>,
+    pub centred: Vec<Named<()>>,
     pub ffn_options: Vec<Named<()>>,
     pub inits: Vec<InitRule>,
     pub embed: Option<Vec<Statement>>,
