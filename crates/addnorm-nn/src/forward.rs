@@ -6,28 +6,21 @@ use std::sync::Arc;
 
 use addnorm_kernels::{
     Activation, AttentionSettings, HeadNorm, Norm, activated_linear, activation, add_norm, attention, dropout,
-    embedding, gated_activation, head_loss, linear, weighted_sum,
+    embedding, gated_activation, head_loss, learned_sum, linear, weighted_sum,
 };
 use addnorm_scheme::{
-    Algebra, HeadNormScope, Mix, Operator, Place, Scalar, ScalarFunction, Section, Sublayer, interpret_section,
+    Algebra, HeadNormScope, Mix, NormKind, Operator, Place, Plan, Scalar, ScalarFunction, Section, Sublayer, entry_of,
+    interpret_section,
 };
-use burn::tensor::{DType, Device, Tensor, TensorData, activation as functions};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation as functions};
 
-use crate::config::{ActivationKind, ModelConfig, Positions};
+use crate::config::{ActivationKind, ModelConfig, Positions, StackKind};
 use crate::gradient::Leaves;
-use crate::layout::{LinearAt, NormAt};
+use crate::inputs::{IGNORED, Inputs};
+use crate::layout::{AttentionAt, LinearAt, NormAt, SectionAt, TowerAt};
 use crate::model::Model;
 use crate::observer::Observer;
 use crate::weights::{Weight, Weights};
-
-/// Token numbers of some sequences of one length.
-#[derive(Debug, Clone)]
-pub struct Tokens {
-    /// `batch * time` numbers, sequence after sequence.
-    pub numbers: Arc<[u32]>,
-    /// `[batch, time]`.
-    pub shape: [usize; 2],
-}
 
 /// What may differ from one forward pass to the next.
 #[derive(Debug, Clone, Copy, Default)]
@@ -78,6 +71,12 @@ pub(crate) struct Pass<'a> {
     observer: &'a mut dyn Observer,
     /// Dropout masks drawn so far in this pass.
     masks: u64,
+    /// The stack that it is in: 0 is the encoder of a pair.
+    tower: usize,
+    /// What a pair's encoder gave.
+    memory: Option<Tensor<3>>,
+    /// Which tokens of a pair's source are no padding.
+    visible: Option<Arc<[bool]>>,
 }
 
 /// A weight of a sum at run time.
@@ -97,7 +96,26 @@ impl<'a> Pass<'a> {
         observer: &'a mut dyn Observer,
         masks: u64,
     ) -> Self {
-        Pass { model, parameters, options, observer, masks }
+        // Alone, a stack is the last one too.
+        let tower = model.plans.len() - 1;
+        Pass { model, parameters, options, observer, masks, tower, memory: None, visible: None }
+    }
+
+    fn plan(&self) -> &'a Plan {
+        &self.model.plans[self.tower]
+    }
+
+    fn tower(&self) -> &'a TowerAt {
+        &self.model.layout.towers[self.tower]
+    }
+
+    fn at(&self, place: Place) -> &'a SectionAt {
+        self.tower().section(place)
+    }
+
+    fn enter_tower(&mut self, tower: usize) {
+        self.tower = tower;
+        self.observer.stack(tower);
     }
 
     /// Dropout masks drawn so far.
@@ -107,56 +125,158 @@ impl<'a> Pass<'a> {
 
     /// Runs sections by number: 0 is the embedding rule, the last one the head.
     pub(crate) fn sections(&mut self, sections: Range<usize>, mut streams: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
-        let model = self.model;
-        for section in model.plan.sections().skip(sections.start).take(sections.len()) {
+        for section in self.plan().sections().skip(sections.start).take(sections.len()) {
             let Ok(results) = interpret_section(section, self, streams);
             streams = results;
         }
         streams
     }
 
-    /// Runs everything up to what the output matrix reads.
-    pub(crate) fn whole(&mut self, tokens: &Tokens) -> Tensor<3> {
-        let streams = self.embed(tokens);
-        let sections = self.model.plan.blocks.len() + 2;
+    /// Runs everything up to what the output reads.
+    pub(crate) fn whole(&mut self, inputs: &Inputs) -> Tensor<3> {
+        if let Inputs::Pair { source, visible, target } = inputs {
+            self.visible = Some(visible.clone());
+            self.enter_tower(0);
+            self.memory = Some(self.stack(&Inputs::Text(source.clone())));
+            self.enter_tower(1);
+            return self.stack(&Inputs::Text(target.clone()));
+        }
+        self.stack(inputs)
+    }
+
+    fn stack(&mut self, inputs: &Inputs) -> Tensor<3> {
+        let streams = self.embed(inputs);
+        let sections = self.plan().blocks.len() + 2;
         // The head has one result.
         self.sections(0..sections, streams).swap_remove(0)
     }
 
-    /// The logits of what the head's section gave, `[batch, time, vocabulary]`.
+    /// What stands between the head's section and the output matrix.
+    fn before_output(&self, x: Tensor<3>) -> Tensor<3> {
+        match self.model.layout.exit.transform {
+            Some((map, norm)) => {
+                let x = activation(self.linear(x, map), self.activation());
+                self.norm(x, norm)
+            }
+            None => x,
+        }
+    }
+
+    /// The output matrix as it is, also where it is an embedding that enters centred: what it reads is not
+    /// centred, for the last norm has a gain.
+    fn output_matrix(&self) -> Tensor<2> {
+        self.parameters.matrix(self.model.layout.exit.matrix)
+    }
+
+    /// Of an image the class token alone is asked.
+    fn asked(&self, x: Tensor<3>) -> Tensor<3> {
+        if self.config().stack == StackKind::Vision { x.slice_dim(1, 0..1) } else { x }
+    }
+
+    /// The logits of what the head's section gave, `[batch, time, answers]`.
     pub(crate) fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        linear(x, self.parameters.matrix(self.model.layout.head), None, true)
+        let x = self.before_output(self.asked(x));
+        let bias = self.model.layout.exit.bias.map(|bias| self.parameters.vector(bias));
+        linear(x, self.output_matrix(), bias, true)
     }
 
-    /// The loss of every position, `[batch * time]`.
-    pub(crate) fn losses(&self, x: Tensor<3>, targets: Arc<[u32]>) -> Tensor<1> {
-        head_loss(x, self.parameters.matrix(self.model.layout.head), targets)
+    /// The loss of every target that counts, in order.
+    pub(crate) fn losses(&self, x: Tensor<3>, targets: &Arc<[u32]>) -> Tensor<1> {
+        let mut x = self.asked(x);
+        let mut targets = targets.clone();
+        if targets.contains(&IGNORED) {
+            let [batch, time, width] = x.dims();
+            assert_eq!(targets.len(), batch * time, "one target a position");
+            let kept: Vec<i32> =
+                (0..targets.len()).filter(|&at| targets[at] != IGNORED).map(|at| at as i32).collect();
+            targets = targets.iter().copied().filter(|&target| target != IGNORED).collect();
+            let count = kept.len();
+            let rows = Tensor::<1, Int>::from_data(TensorData::new(kept, [count]), &x.device());
+            x = x.reshape([batch * time, width]).select(0, rows).reshape([1, count, width]);
+        }
+        let x = self.before_output(x);
+        let matrix = self.output_matrix();
+        match self.model.layout.exit.bias {
+            None => head_loss(x, matrix, targets),
+            Some(bias) => {
+                // A bias is the weight of an input that is always one.
+                let ([batch, time, _], [answers, _]) = (x.dims(), matrix.dims());
+                let ones = Tensor::ones([batch, time, 1], (&x.device(), x.dtype()));
+                let bias = self.parameters.vector(bias).reshape([answers, 1]);
+                head_loss(Tensor::cat(vec![x, ones], 2), Tensor::cat(vec![matrix, bias], 1), targets)
+            }
+        }
     }
 
-    fn config(&self) -> &ModelConfig {
+    fn config(&self) -> &'a ModelConfig {
         &self.model.config
     }
 
+    fn activation(&self) -> Activation {
+        match self.config().activation {
+            ActivationKind::Gelu | ActivationKind::Geglu => Activation::Gelu,
+            ActivationKind::GeluTanh => Activation::GeluTanh,
+            ActivationKind::Relu => Activation::Relu,
+            ActivationKind::Swiglu => Activation::Silu,
+        }
+    }
+
+    /// Tokens or patches as they enter, without positions, and how many of them a sequence has.
+    fn entering(&self, inputs: &Inputs) -> Tensor<3> {
+        let at = &self.tower().entrance;
+        match inputs {
+            Inputs::Text(tokens) => {
+                let table = at.table.expect("a stack that reads text has an embedding");
+                let table = centre(self.parameters.matrix(table), at.centred_table);
+                let x = embedding(table, tokens.numbers.clone(), tokens.shape);
+                if self.config().embedding_scale { x * (self.config().width as f64).sqrt() } else { x }
+            }
+            Inputs::Patches { values, shape } => {
+                let map = at.patches.expect("a stack that reads images has a map of patches");
+                let token = at.class_token.expect("and a class token");
+                let token = centre(self.parameters.matrix(token), at.centred_positions);
+                let data = TensorData::new(values.to_vec(), *shape);
+                let patches = self.linear(Tensor::from_data(data, (&token.device(), token.dtype())), map);
+                let token = token.unsqueeze_dim::<3>(0).repeat_dim(0, shape[0]);
+                Tensor::cat(vec![token, patches], 1)
+            }
+            Inputs::Pair { .. } => unreachable!("the stacks of a pair read one text each"),
+        }
+    }
+
     /// The streams that the embedding rule begins with.
-    pub(crate) fn embed(&mut self, tokens: &Tokens) -> Vec<Tensor<3>> {
-        let layout = &self.model.layout;
-        let [batch, time] = tokens.shape;
-        let embedded = embedding(self.parameters.matrix(layout.embedding), tokens.numbers.clone(), tokens.shape);
-        let embedded = match self.config().positions {
-            Positions::None | Positions::Rope => embedded,
+    pub(crate) fn embed(&mut self, inputs: &Inputs) -> Vec<Tensor<3>> {
+        let at = &self.tower().entrance;
+        let mut embedded = self.entering(inputs);
+        let [batch, time, _] = embedded.dims();
+        let row_of = |pass: &Self, table: usize, numbers: Arc<[u32]>| {
+            embedding(centre(pass.parameters.matrix(table), at.centred_positions), numbers, [batch, time])
+        };
+        match self.config().positions {
+            Positions::None | Positions::Rope => {}
             Positions::Learned => {
+                let index = at.positions.expect("learned positions have a table");
                 let numbers: Arc<[u32]> = (0..batch).flat_map(|_| 0..time as u32).collect();
-                let index = layout.positions.expect("learned positions have a table");
-                let positions = embedding(self.parameters.matrix(index), numbers, tokens.shape);
-                weighted_sum(vec![(1.0, embedded), (1.0, positions)])
+                let positions = row_of(self, index, numbers);
+                embedded = weighted_sum(vec![(1.0, embedded), (1.0, positions)]);
             }
             Positions::Sinusoidal => {
-                let device = embedded.device();
-                let table = sinusoids(time, self.config().width, &device, embedded.dtype());
-                embedded + table
+                let stored = embedded.dims()[2];
+                let table = sinusoids(time, stored, &embedded.device(), embedded.dtype());
+                embedded = embedded + table;
             }
-        };
-        vec![self.drop_out(embedded); self.model.plan.streams.len()]
+        }
+        if let Some(table) = at.token_types {
+            let types = row_of(self, table, vec![0; batch * time].into());
+            embedded = weighted_sum(vec![(1.0, embedded), (1.0, types)]);
+        }
+        if let Some(norm) = at.norm {
+            embedded = self.norm(embedded, norm);
+        }
+        if let Some(map) = at.widening {
+            embedded = self.linear(embedded, map);
+        }
+        vec![self.drop_out(embedded); self.plan().streams.len()]
     }
 
     fn drop_out(&mut self, x: Tensor<3>) -> Tensor<3> {
@@ -172,11 +292,11 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn norm_of(&self, scale: f64) -> Norm {
+    fn norm_of(&self, at: NormAt, scale: f64) -> Norm {
         let kind = self.model.norm;
         Norm {
             centre: kind.centres(),
-            epsilon: self.config().epsilon,
+            epsilon: at.epsilon.unwrap_or(self.config().epsilon),
             scale,
             gain_offset: kind.gain_offset(),
             round_before_gain: false,
@@ -187,40 +307,113 @@ impl<'a> Pass<'a> {
         self.add_norm(vec![(1.0, x)], at, 1.0)
     }
 
-    fn add_norm(&self, terms: Vec<(f64, Tensor<3>)>, at: NormAt, scale: f64) -> Tensor<3> {
+    fn add_norm(&self, mut terms: Vec<(f64, Tensor<3>)>, at: NormAt, scale: f64) -> Tensor<3> {
         let parameter = |index: usize| self.parameters.vector(index);
-        add_norm(terms, Some(parameter(at.gain)), at.bias.map(parameter), self.norm_of(scale))
+        match self.model.norm {
+            NormKind::None => {
+                terms.iter_mut().for_each(|(weight, _)| *weight *= scale);
+                weighted_sum(terms)
+            }
+            NormKind::Dyt => {
+                let x = weighted_sum(terms);
+                let width = x.dims()[2];
+                let [alpha, gain, bias] = [at.alpha, at.gain, at.bias].map(|index| {
+                    let vector = parameter(index.expect("this kind has all three"));
+                    let size = vector.dims()[0];
+                    vector.reshape([1, 1, size])
+                });
+                debug_assert_eq!(gain.dims()[2], width);
+                ((x * alpha).tanh() * gain + bias) * scale
+            }
+            NormKind::Crmsnorm if at.implied => {
+                let x = weighted_sum(terms);
+                let stored = x.dims()[2];
+                // The entry that is not stored takes part in the mean of the squares.
+                let last = x.clone().sum_dim(2).neg();
+                let whole = Tensor::cat(vec![x, last], 2);
+                add_norm(vec![(1.0, whole)], None, None, self.norm_of(at, scale)).slice_dim(2, 0..stored)
+            }
+            _ => add_norm(terms, at.gain.map(parameter), at.bias.map(parameter), self.norm_of(at, scale)),
+        }
     }
 
     fn linear(&self, x: Tensor<3>, at: LinearAt) -> Tensor<3> {
-        linear(x, self.parameters.matrix(at.weight), at.bias.map(|bias| self.parameters.vector(bias)), false)
+        let (weight, bias) = self.map(at);
+        linear(x, weight, bias, false)
+    }
+
+    /// The matrix `[input, output]` and the bias of a linear map as they are used.
+    fn map(&self, at: LinearAt) -> (Tensor<2>, Option<Tensor<1>>) {
+        let weight = centre(self.parameters.matrix(at.weight), at.centred);
+        let bias = at.bias.map(|bias| self.parameters.vector(bias));
+        (weight, bias.map(|bias| if at.centred { bias.clone() - bias.mean() } else { bias }))
     }
 
     /// Norms on queries, keys or values over their full width are taken here; those of every head by itself
     /// belong to the attention.
-    fn projection(&self, x: Tensor<3>, at: LinearAt, norm_at: Option<NormAt>) -> (Tensor<3>, Option<HeadNorm>) {
+    fn projection(
+        &self,
+        x: Tensor<3>,
+        at: LinearAt,
+        norm_at: Option<NormAt>,
+        scope: HeadNormScope,
+    ) -> (Tensor<3>, Option<HeadNorm>) {
         let x = self.linear(x, at);
-        let (Some(at), Some(norms)) = (norm_at, self.model.plan.options.projection_norms) else {
-            return (x, None);
-        };
-        match norms.scope {
-            HeadNormScope::FullWidth => (self.norm(x, at), None),
-            HeadNormScope::PerHead => {
+        let Some(at) = norm_at else { return (x, None) };
+        match (scope, self.model.norm) {
+            (_, NormKind::None) => (x, None),
+            (HeadNormScope::FullWidth, _) => (self.norm(x, at), None),
+            (HeadNormScope::PerHead, NormKind::Dyt) => {
+                let ([batch, time, width], head) = (x.dims(), self.config().width_of_head());
+                let heads = x.reshape([batch, time * width / head, head]);
+                (self.norm(heads, at).reshape([batch, time, width]), None)
+            }
+            (HeadNormScope::PerHead, _) => {
+                let head = self.config().width_of_head();
+                let gain = match at.gain {
+                    Some(gain) => self.parameters.vector(gain),
+                    None => Tensor::ones([head], (&x.device(), x.dtype())),
+                };
                 let bias = at.bias.map(|bias| self.parameters.vector(bias));
-                (x, Some(HeadNorm { norm: self.norm_of(1.0), gain: self.parameters.vector(at.gain), bias }))
+                (x, Some(HeadNorm { norm: self.norm_of(at, 1.0), gain, bias }))
             }
         }
     }
 
-    fn attention(&mut self, place: Place, x: Tensor<3>) -> Tensor<3> {
-        let model = self.model;
-        let at = model.layout.section(place).attention.as_ref().expect("the layout has the sublayers of the plan");
-        let (heads, kv_heads) = (self.config().heads, self.config().key_value_heads());
-        let (query, query_norm) = self.projection(x.clone(), at.query, at.query_norm);
-        let (key, key_norm) = self.projection(x.clone(), at.key, at.key_norm);
-        let (value, value_norm) = self.projection(x, at.value, at.value_norm);
+    fn self_attention(&mut self, place: Place, x: Tensor<3>) -> Tensor<3> {
+        let at = self.at(place).attention.as_ref().expect("the layout has the sublayers of the plan");
+        let decodes = match self.config().stack {
+            StackKind::Decoder => true,
+            StackKind::Encoder | StackKind::Vision => false,
+            StackKind::Pair => self.tower == 1,
+        };
+        let visible = if decodes { None } else { self.visible.clone() };
         let rotary = (self.config().positions == Positions::Rope).then_some(self.config().rope_base);
-        let settings = AttentionSettings { heads, kv_heads, causal: true, rotary, visible: None };
+        self.attention(at, x.clone(), x, decodes, rotary, visible)
+    }
+
+    /// A decoder's attention to what its encoder gave. Positions of the one say nothing of the other's, so
+    /// nothing is turned.
+    fn cross_attention(&mut self, place: Place, x: Tensor<3>) -> Tensor<3> {
+        let at = self.at(place).cross.as_ref().expect("the layout has the sublayers of the plan");
+        let memory = self.memory.clone().expect("an encoder ran before");
+        self.attention(at, x, memory, false, None, self.visible.clone())
+    }
+
+    fn attention(
+        &mut self,
+        at: &AttentionAt,
+        x: Tensor<3>,
+        memory: Tensor<3>,
+        causal: bool,
+        rotary: Option<f64>,
+        visible: Option<Arc<[bool]>>,
+    ) -> Tensor<3> {
+        let (heads, kv_heads) = (self.config().heads, self.config().key_value_heads());
+        let (query, query_norm) = self.projection(x, at.query, at.query_norm, at.scope);
+        let (key, key_norm) = self.projection(memory.clone(), at.key, at.key_norm, at.scope);
+        let (value, value_norm) = self.projection(memory, at.value, at.value_norm, at.scope);
+        let settings = AttentionSettings { heads, kv_heads, causal, rotary, visible };
         let mut y = attention(query, key, value, [query_norm, key_norm, value_norm], &settings);
         if let Some(scale) = at.head_scale {
             let [batch, time, width] = y.dims();
@@ -234,19 +427,13 @@ impl<'a> Pass<'a> {
     }
 
     fn feed_forward(&mut self, place: Place, x: Tensor<3>) -> Tensor<3> {
-        let model = self.model;
-        let at = model.layout.section(place).feed_forward.as_ref().expect("the layout has the sublayers of the plan");
+        let at = self.at(place).feed_forward.as_ref().expect("the layout has the sublayers of the plan");
         let hidden = self.linear(x.clone(), at.input);
-        let function = match self.config().activation {
-            ActivationKind::Gelu | ActivationKind::Geglu => Activation::Gelu,
-            ActivationKind::GeluTanh => Activation::GeluTanh,
-            ActivationKind::Relu => Activation::Relu,
-            ActivationKind::Swiglu => Activation::Silu,
-        };
+        let function = self.activation();
         let gate = at.gate.map(|gate| self.linear(x, gate));
         let Some(inner) = at.inner_norm else {
-            let bias = at.output.bias.map(|bias| self.parameters.vector(bias));
-            return activated_linear(hidden, gate, function, self.parameters.matrix(at.output.weight), bias);
+            let (weight, bias) = self.map(at.output);
+            return activated_linear(hidden, gate, function, weight, bias);
         };
         let hidden = match gate {
             Some(gate) => gated_activation(hidden, gate, function),
@@ -260,8 +447,12 @@ impl<'a> Pass<'a> {
         match scalar {
             Scalar::Number(number) => Number(*number),
             Scalar::Name(name) => {
-                let index = self.model.layout.section(place).learnables[name];
-                Learned(self.parameters.vector(index))
+                let (base, entry) = entry_of(name);
+                let learned = self.parameters.vector(self.at(place).learnables[base]);
+                Learned(match entry {
+                    Some(entry) => learned.slice_dim(0, entry..entry + 1),
+                    None => learned,
+                })
             }
             Scalar::Negative(inner) => match self.factor(place, inner) {
                 Number(number) => Number(-number),
@@ -305,6 +496,18 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// Whether an expression has a weight of one entry of a history.
+fn speaks_of_entries(scalar: &Scalar) -> bool {
+    let mut found = false;
+    scalar.names(&mut |name| found |= entry_of(name).1.is_some());
+    found
+}
+
+/// A matrix with the mean of every row taken off, where that is wanted.
+fn centre(matrix: Tensor<2>, wanted: bool) -> Tensor<2> {
+    if wanted { matrix.clone() - matrix.mean_dim(1) } else { matrix }
+}
+
 /// Rows of sines and cosines, `[1, time, width]`: element `2i` of position `p` is `sin(p / 10000^(2i/width))`,
 /// element `2i + 1` the cosine of the same.
 fn sinusoids(time: usize, width: usize, device: &Device, dtype: DType) -> Tensor<3> {
@@ -324,6 +527,8 @@ impl Algebra for Pass<'_> {
     fn mix(&mut self, place: Place, mix: &Mix, inputs: &[Tensor<3>]) -> Result<Tensor<3>, Infallible> {
         let step = self.options.step as f64;
         let mut terms = Vec::with_capacity(inputs.len());
+        // Entries of histories, with the factors that are trained.
+        let mut entries: Vec<(Tensor<1>, Tensor<3>)> = Vec::new();
         for (term, input) in mix.terms.iter().zip(inputs) {
             let mut x = input.clone();
             if term.stopped {
@@ -334,11 +539,16 @@ impl Algebra for Pass<'_> {
             }
             match self.factor(place, &term.coefficient.at_step(step)) {
                 Factor::Number(number) => terms.push((number, x)),
+                Factor::Learned(factor) if speaks_of_entries(&term.coefficient.folded) => entries.push((factor, x)),
                 Factor::Learned(factor) => {
                     let [size] = factor.dims();
                     terms.push((1.0, x * factor.reshape([1, 1, size])));
                 }
             }
+        }
+        if !entries.is_empty() {
+            let (factors, values): (Vec<_>, Vec<_>) = entries.into_iter().unzip();
+            terms.push((1.0, learned_sum(values, Tensor::cat(factors, 0))));
         }
         let contributions: Vec<_> = if self.observer.wants_contributions() && terms.len() > 1 {
             let sources = mix.terms.iter().zip(&terms);
@@ -356,7 +566,7 @@ impl Algebra for Pass<'_> {
             terms = vec![(1.0, sum)];
         }
         let mut sum = match &mix.norm {
-            Some(name) => self.add_norm(terms, self.model.layout.section(place).norms[name], fixed),
+            Some(name) => self.add_norm(terms, self.at(place).norms[name], fixed),
             None => {
                 terms.iter_mut().for_each(|(weight, _)| *weight *= fixed);
                 weighted_sum(terms)
@@ -371,7 +581,8 @@ impl Algebra for Pass<'_> {
 
     fn apply(&mut self, place: Place, sublayer: Sublayer, input: Tensor<3>) -> Result<Tensor<3>, Infallible> {
         let output = match sublayer {
-            Sublayer::Attention => self.attention(place, input),
+            Sublayer::Attention => self.self_attention(place, input),
+            Sublayer::Cross => self.cross_attention(place, input),
             Sublayer::FeedForward => self.feed_forward(place, input),
         };
         let mut output = self.drop_out(output);
@@ -379,9 +590,20 @@ impl Algebra for Pass<'_> {
         Ok(output)
     }
 
+    fn gate(&mut self, place: Place, name: &str, input: Tensor<3>) -> Result<Tensor<3>, Infallible> {
+        let map = self.at(place).gates[name];
+        Ok(functions::sigmoid(self.linear(input, map)))
+    }
+
+    fn multiply(&mut self, _: Place, gate: Tensor<3>, value: Tensor<3>) -> Result<Tensor<3>, Infallible> {
+        Ok(gate * value)
+    }
+
     fn leave(&mut self, section: &Section, results: &mut [Tensor<3>]) -> Result<(), Infallible> {
         if section.place != Place::Head {
-            for (stream, x) in results.iter_mut().enumerate() {
+            // After the streams come the entries of the histories, which the streams were when they were made.
+            let streams = self.plan().streams.len();
+            for (stream, x) in results.iter_mut().take(streams).enumerate() {
                 self.observer.stream(section.place, stream, x);
             }
         }

@@ -16,7 +16,8 @@ use addnorm_kernels::{
 use burn::tensor::{Gradients, Tensor};
 use rayon::prelude::*;
 
-use crate::forward::{ForwardOptions, Parameters, Pass, Tokens};
+use crate::forward::{ForwardOptions, Parameters, Pass};
+use crate::inputs::Inputs;
 use crate::model::{GradientError, LossAndGradients, Model};
 use crate::observer::{NoObserver, Observer};
 use crate::weights::{Weight, Weights};
@@ -108,28 +109,24 @@ impl Found {
 /// Sequences `from..to` of a batch.
 #[derive(Clone)]
 pub(crate) struct Part {
-    pub tokens: Tokens,
+    pub inputs: Inputs,
     pub targets: Arc<[u32]>,
     /// Sequences before the first.
     pub first: usize,
 }
 
 /// Parts a batch evenly; no part is empty.
-pub(crate) fn part(tokens: &Tokens, targets: &Arc<[u32]>, parts: usize) -> Vec<Part> {
-    let [batch, time] = tokens.shape;
+pub(crate) fn part(inputs: &Inputs, targets: &Arc<[u32]>, parts: usize) -> Vec<Part> {
+    let (batch, each) = (inputs.batch(), inputs.targets());
     if parts < 2 {
-        return vec![Part { tokens: tokens.clone(), targets: Arc::clone(targets), first: 0 }];
+        return vec![Part { inputs: inputs.clone(), targets: Arc::clone(targets), first: 0 }];
     }
+    assert_eq!(targets.len(), batch * each, "one target a position");
     let bound = |part: usize| part * batch / parts;
     (0..parts)
         .map(|part| {
             let (from, to) = (bound(part), bound(part + 1));
-            let numbers = tokens.numbers[from * time..to * time].into();
-            Part {
-                tokens: Tokens { numbers, shape: [to - from, time] },
-                targets: targets[from * time..to * time].into(),
-                first: from,
-            }
+            Part { inputs: inputs.part(from, to), targets: targets[from * each..to * each].into(), first: from }
         })
         .collect()
 }
@@ -146,12 +143,12 @@ pub(crate) fn side_by_side<R: Send>(parts: Vec<Part>, work: impl Fn(usize, Part)
 }
 
 /// How many parts a batch is worked on in.
-pub(crate) fn parts_of(tokens: &Tokens, weights: &Weights) -> usize {
+pub(crate) fn parts_of(inputs: &Inputs, weights: &Weights) -> usize {
     let on_cpu = weights.0.first().is_some_and(|weight| match weight {
         Weight::Vector(tensor) => collects(tensor),
         Weight::Matrix(tensor) => collects(tensor),
     });
-    if on_cpu { threads().min(tokens.shape[0]).max(1) } else { 1 }
+    if on_cpu { threads().min(inputs.batch()).max(1) } else { 1 }
 }
 
 impl Model {
@@ -169,17 +166,18 @@ impl Model {
     pub fn loss_and_gradients(
         &self,
         weights: &Weights,
-        tokens: &Tokens,
+        inputs: impl Into<Inputs>,
         targets: Arc<[u32]>,
         scale: f64,
         options: ForwardOptions,
         observer: &mut dyn Observer,
     ) -> Result<LossAndGradients, GradientError> {
-        let count = if observer.looks() { 1 } else { parts_of(tokens, weights) };
+        let inputs = inputs.into();
+        let count = if observer.looks() { 1 } else { parts_of(&inputs, weights) };
         let found = Found::new(weights.0.len(), count);
         let segments = self.segments(options.recompute);
         let work = Work { model: self, weights, found: &found, segments, scale, options };
-        let mut parts = part(tokens, &targets, count);
+        let mut parts = part(&inputs, &targets, count);
         let total = if count == 1 {
             work.run(0, parts.swap_remove(0), observer)
         } else {
@@ -188,11 +186,11 @@ impl Model {
         Ok(LossAndGradients { total, gradients: found.take(self, weights)? })
     }
 
-    /// The sections of each segment; section 0 is the embedding and the last one the head. `every` is the
+    /// The sections of each segment of the last stack; a pair is one segment. Section 0 is the embedding and the last one the head. `every` is the
     /// number of blocks in a segment; 0 makes one segment of all.
     fn segments(&self, every: usize) -> Vec<Range<usize>> {
-        let blocks = self.plan.blocks.len();
-        let every = if every == 0 { blocks } else { every };
+        let blocks = self.plan().blocks.len();
+        let every = if every == 0 || self.plans.len() > 1 { blocks } else { every };
         (0..blocks)
             .step_by(every)
             .map(|start| {
@@ -224,7 +222,7 @@ impl Work<'_> {
             let (streams, masks) = entries.last().cloned().unwrap_or_default();
             let mut unseen = NoObserver;
             let mut pass = Pass::new(self.model, Parameters::Plain(self.weights), options, &mut unseen, masks);
-            let streams = if segment.start == 0 { pass.embed(&part.tokens) } else { streams };
+            let streams = if segment.start == 0 { pass.embed(&part.inputs) } else { streams };
             let streams = pass.sections(segment.clone(), streams);
             entries.push((streams, pass.masks()));
         }
@@ -236,14 +234,17 @@ impl Work<'_> {
             let (entering, masks) = if at == 0 { Default::default() } else { entries.pop().unwrap_or_default() };
             let entering: Vec<Entering> = entering.into_iter().map(Entering::new).collect();
             let mut pass = Pass::new(self.model, Parameters::Tracked(&leaves), options, observer, masks);
-            let streams = if segment.start == 0 {
-                pass.embed(&part.tokens)
+            let mut streams = if self.segments.len() == 1 {
+                vec![pass.whole(&part.inputs)]
+            } else if segment.start == 0 {
+                let streams = pass.embed(&part.inputs);
+                pass.sections(segment.clone(), streams)
             } else {
-                entering.iter().map(|stream| stream.read.clone()).collect()
+                let streams = entering.iter().map(|stream| stream.read.clone()).collect();
+                pass.sections(segment.clone(), streams)
             };
-            let mut streams = pass.sections(segment.clone(), streams);
             let root = if at + 1 == self.segments.len() {
-                let losses = pass.losses(streams.swap_remove(0), Arc::clone(&part.targets));
+                let losses = pass.losses(streams.swap_remove(0), &part.targets);
                 total = statistics::to_f64(&losses).iter().sum();
                 Some(losses.sum() * self.scale)
             } else {

@@ -4,21 +4,23 @@ use std::sync::Arc;
 
 use addnorm_kernels::statistics;
 use addnorm_scheme::cost::{Cost, Sizes, cost};
-use addnorm_scheme::{Dimensions, NormKind, Plan, PlanError, Scheme, Stack};
+use addnorm_scheme::{Dimensions, HeadNormScope, NormKind, Plan, PlanError, ProjectionNorms, Scheme, Stack};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigError, ModelConfig, Positions};
-use crate::forward::{ForwardOptions, Parameters, Pass, Tokens};
+use crate::config::{ConfigError, ModelConfig, QkNorm, StackKind};
+use crate::forward::{ForwardOptions, Parameters, Pass};
 use crate::gradient::{part, parts_of, side_by_side};
+use crate::inputs::Inputs;
 use crate::layout::{InitialValue, Layout, ParameterInfo, Role};
 use crate::observer::{NoObserver, Observer};
 use crate::weights::{Weight, Weights};
 
-/// A decoder-only Transformer with its scheme: every parameter by name, none of their numbers.
+/// A Transformer with its scheme: every parameter by name, none of their numbers.
 #[derive(Debug, Clone)]
 pub struct Model {
-    pub(crate) plan: Plan,
+    /// One, or those of a pair, the encoder's first.
+    pub(crate) plans: Vec<Plan>,
     pub(crate) config: ModelConfig,
     pub(crate) norm: NormKind,
     pub(crate) layout: Layout,
@@ -80,17 +82,42 @@ impl Model {
     /// If a setting is wrong or the scheme does not work at this depth.
     pub fn new(scheme: &Scheme, config: &ModelConfig) -> Result<Self, ModelError> {
         config.validate()?;
-        let dimensions =
-            Dimensions { blocks: config.blocks, width: config.width, heads: config.heads, stack: Stack::Decoder };
-        let plan = scheme.plan(dimensions)?;
-        let norm = plan.norm.unwrap_or(config.norm);
-        let layout = Layout::new(&plan, config, norm);
-        Ok(Self { plan, config: config.clone(), norm, layout })
+        let (encoder, decoder) = (config.blocks, config.blocks_of_decoder());
+        let stacks = match config.stack {
+            StackKind::Decoder => vec![(encoder, Stack::Decoder)],
+            StackKind::Encoder | StackKind::Vision => vec![(encoder, Stack::Encoder)],
+            StackKind::Pair => vec![
+                (encoder, Stack::PairEncoder { decoder_blocks: decoder }),
+                (decoder, Stack::PairDecoder { encoder_blocks: encoder }),
+            ],
+        };
+        let plan = |(blocks, stack)| -> Result<Plan, ModelError> {
+            let mut plan = scheme.plan(Dimensions { blocks, width: config.width, heads: config.heads, stack })?;
+            let scope = match config.qk_norm {
+                QkNorm::None => None,
+                QkNorm::PerHead => Some(HeadNormScope::PerHead),
+                QkNorm::FullWidth => Some(HeadNormScope::FullWidth),
+            };
+            let norms = scope.map(|scope| ProjectionNorms { query: true, key: true, value: false, scope });
+            for options in [&mut plan.options.attention, &mut plan.options.cross] {
+                options.projection_norms = options.projection_norms.or(norms);
+            }
+            Ok(plan)
+        };
+        let plans = stacks.into_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        let norm = plans[0].norm.unwrap_or(config.norm);
+        let layout = Layout::new(&plans, config, norm)?;
+        Ok(Self { plans, config: config.clone(), norm, layout })
     }
 
-    /// The plan.
+    /// The plan; of a pair its decoder's.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.plans[self.plans.len() - 1]
+    }
+
+    /// Every plan: one, or those of a pair, the encoder's first.
+    pub fn plans(&self) -> &[Plan] {
+        &self.plans
     }
 
     /// The sizes.
@@ -118,16 +145,18 @@ impl Model {
         let config = &self.config;
         let sizes = Sizes {
             kv_heads: config.key_value_heads(),
+            head_width: config.width_of_head(),
             ffn_width: config.hidden_width(),
             gated: config.activation.is_gated(),
             bias: config.bias,
+            qkv_bias: config.qkv_bias.unwrap_or(config.bias),
             norm: self.norm,
-            vocabulary: config.vocabulary,
-            context: config.context,
-            learned_positions: config.positions == Positions::Learned,
-            tied: config.tied,
+            answers: config.answers(),
+            context: config.sequence(),
+            outside: self.parameters().iter().filter(|info| info.is_outside()).map(ParameterInfo::elements).sum(),
+            shared_blocks: config.shared_blocks,
         };
-        cost(&self.plan, sizes)
+        cost(&self.plans, sizes)
     }
 
     /// What the matrices start from, in words, in the order of the parameters. Kinds that start alike in the
@@ -161,48 +190,55 @@ impl Model {
         Weights::initialise(self.parameters(), seed, device, dtype)
     }
 
-    /// The logits, `[batch, time, vocabulary]`.
+    /// The logits, `[batch, time, vocabulary]`; of images `[batch, 1, classes]`.
     ///
     /// # Panics
     /// If a token is not in the vocabulary or the sequences are longer than a learned table of positions.
     pub fn logits(
         &self,
         weights: &Weights,
-        tokens: &Tokens,
+        inputs: impl Into<Inputs>,
         options: ForwardOptions,
         observer: &mut dyn Observer,
     ) -> Tensor<3> {
         let mut pass = Pass::new(self, Parameters::Plain(weights), options, observer, 0);
-        let x = pass.whole(tokens);
+        let x = pass.whole(&inputs.into());
         pass.logits(x)
     }
 
-    /// The loss of every position in nats, `[batch * time]`.
+    /// The loss of every target that counts, in nats; `[batch * time]` where all do.
     ///
     /// # Panics
     /// As [`logits`](Model::logits), or if there is not one target a position.
     pub fn losses(
         &self,
         weights: &Weights,
-        tokens: &Tokens,
+        inputs: impl Into<Inputs>,
         targets: Arc<[u32]>,
         options: ForwardOptions,
         observer: &mut dyn Observer,
     ) -> Tensor<1> {
         let mut pass = Pass::new(self, Parameters::Plain(weights), options, observer, 0);
-        let x = pass.whole(tokens);
-        pass.losses(x, targets)
+        let x = pass.whole(&inputs.into());
+        pass.losses(x, &targets)
     }
 
-    /// The sum of the losses of all positions in nats. On the CPU the sequences are parted among the threads
+    /// The sum of the losses of all targets that count, in nats. On the CPU the sequences are parted among the threads
     /// of the current pool, and the sum is made in their order.
     ///
     /// # Panics
     /// As [`losses`](Model::losses).
-    pub fn total_loss(&self, weights: &Weights, tokens: &Tokens, targets: Arc<[u32]>, options: ForwardOptions) -> f64 {
-        let parts = part(tokens, &targets, parts_of(tokens, weights));
+    pub fn total_loss(
+        &self,
+        weights: &Weights,
+        inputs: impl Into<Inputs>,
+        targets: Arc<[u32]>,
+        options: ForwardOptions,
+    ) -> f64 {
+        let inputs = inputs.into();
+        let parts = part(&inputs, &targets, parts_of(&inputs, weights));
         let losses = side_by_side(parts, |_, part| {
-            let losses = self.losses(weights, &part.tokens, part.targets, options, &mut NoObserver);
+            let losses = self.losses(weights, &part.inputs, part.targets, options, &mut NoObserver);
             statistics::to_f64(&losses)
         });
         losses.into_iter().flatten().sum()

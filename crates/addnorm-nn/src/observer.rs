@@ -11,6 +11,11 @@ pub trait Observer {
         true
     }
 
+    /// What follows happens in this stack: of a pair, 0 is the encoder and 1 the decoder.
+    fn stack(&mut self, stack: usize) {
+        let _ = stack;
+    }
+
     /// A residual stream as it leaves a section: the embedding rule or a block. `x: [batch, time, d]`.
     fn stream(&mut self, place: Place, stream: usize, x: &mut Tensor<3>) {
         let _ = (place, stream, x);

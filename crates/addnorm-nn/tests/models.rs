@@ -239,22 +239,49 @@ fn s10_layernorm_scaling_counts_blocks_from_one() {
 #[test]
 fn s03_and_s04_the_last_norm_is_there_exactly_where_it_belongs() {
     let expected = [
+        ("admin", 0),
+        ("admin-constant", 0),
+        ("b2t", 0),
         ("deepnorm", 0),
+        ("deepnorm-gpas", 0),
+        ("dlcl-post", 1),
+        ("dlcl-pre", 1),
+        ("glm-deepnorm", 0),
+        ("highway", 0),
         ("hybridnorm", 1),
+        ("hybridnorm-star", 1),
         ("keel", 0),
+        ("keel-v1", 0),
+        ("layerscale", 1),
+        ("lipschitz", 0),
         ("lns", 1),
+        ("lns-gpas", 1),
         ("mix-ln", 1),
+        ("mix-ln-gpas", 1),
         ("normformer", 1),
+        ("normformer-residual-scale", 1),
+        ("output-norm", 1),
         ("parallel", 1),
+        ("parallel-two-norms", 1),
         ("peri", 1),
+        ("peri-embedding-norm", 1),
         ("plain", 0),
         ("post", 0),
         ("pre", 1),
+        ("pre-crmsnorm", 1),
         ("pre-gpas", 1),
+        ("pre-rmsnorm", 1),
+        ("pre-scaled-init", 1),
+        ("prores", 1),
         ("residual", 1),
+        ("rezero", 0),
         ("sandwich", 1),
+        ("sandwich-gpas", 1),
         ("siamese", 1),
+        ("siamese-code", 3),
+        ("spannorm", 0),
         ("sub-ln", 1),
+        ("t-fixup", 0),
     ];
     let found: Vec<(&str, usize)> =
         library().map(|(name, text)| (name, model(text, &config()).plan().head.norms().count())).collect();
@@ -408,7 +435,7 @@ fn recomputation_changes_no_bit() {
             let kept = gradients(text, &config, options, threads);
             for recompute in [1, 2, 5, 9] {
                 let again = gradients(text, &config, ForwardOptions { recompute, ..options }, threads);
-                assert_eq!(kept, again, "{name}: {recompute} blocks at a time on {threads} threads");
+                assert!(kept == again, "{name}: {recompute} blocks at a time on {threads} threads");
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 
 use crate::algebra::{Algebra, interpret};
-use crate::plan::{Mix, Place, Plan, Section};
+use crate::plan::{Mix, Place, Plan, Section, Stack};
 use crate::scheme::{AttentionOptions, HeadNormScope, NormKind, Sublayer, SublayerOptions};
 
 /// The sizes that the price depends on besides the scheme.
@@ -12,22 +12,26 @@ use crate::scheme::{AttentionOptions, HeadNormScope, NormKind, Sublayer, Sublaye
 pub struct Sizes {
     /// Key/value heads.
     pub kv_heads: usize,
+    /// Width of one head.
+    pub head_width: usize,
     /// Width of the hidden layer of the feed-forward network.
     pub ffn_width: usize,
     /// Whether the feed-forward network has a gate matrix.
     pub gated: bool,
     /// Whether the linear maps have biases.
     pub bias: bool,
+    /// Whether queries, keys and values have.
+    pub qkv_bias: bool,
     /// Norm kind, where the scheme leaves it open.
     pub norm: NormKind,
-    /// Vocabulary.
-    pub vocabulary: usize,
-    /// Tokens of one sequence.
+    /// Tokens of the vocabulary, or classes.
+    pub answers: usize,
+    /// Positions of one sequence.
     pub context: usize,
-    /// Whether positions are a learned table.
-    pub learned_positions: bool,
-    /// Whether the head is the embedding.
-    pub tied: bool,
+    /// Trainable numbers outside the plan: embeddings, positions, the output matrix unless it is tied.
+    pub outside: usize,
+    /// Whether all blocks of a stack share one set of parameters.
+    pub shared_blocks: bool,
 }
 
 /// What a model costs.
@@ -35,53 +39,64 @@ pub struct Sizes {
 pub struct Cost {
     /// Trainable numbers, a tied head counted once.
     pub parameters: usize,
-    /// Trainable numbers of each block.
+    /// Trainable numbers of each block, those of a pair's encoder first. Shared ones are named at every block.
     pub block_parameters: Vec<usize>,
     /// Norms of each block, those inside the sublayers included.
     pub block_norms: Vec<usize>,
     /// Norms outside the blocks (on the embedding, before the head).
     pub other_norms: usize,
-    /// Floating-point operations of one forward pass, per token, averaged over a full causal context; a
-    /// multiplication and an addition count as two. A training step takes about three times as many.
+    /// Floating-point operations of one forward pass, per token, averaged over a full context, and in a pair per
+    /// token of either text; a multiplication and an addition count as two. A training step takes about three times as many.
     pub forward_flops_per_token: f64,
     /// Bytes of `f32` activations kept for the backward pass, per token.
     pub activation_bytes_per_token: f64,
 }
 
-/// Prices a plan.
-pub fn cost(plan: &Plan, sizes: Sizes) -> Cost {
-    let width = plan.dimensions.width;
-    let mut pricer = Pricer {
-        width,
-        heads: plan.dimensions.heads,
-        norm: plan.norm.unwrap_or(sizes.norm),
-        options: plan.options,
-        sizes,
-        parameters: 0,
-        norms: 0,
-        flops: 0.0,
-        kept: 0.0,
-        kept_values: BTreeSet::new(),
-        values: 0,
-        blocks: Vec::new(),
+/// Prices a plan, or the two of a pair.
+pub fn cost(plans: &[Plan], sizes: Sizes) -> Cost {
+    let mut whole = Cost {
+        parameters: sizes.outside,
+        block_parameters: Vec::new(),
+        block_norms: Vec::new(),
         other_norms: 0,
+        forward_flops_per_token: 0.0,
+        activation_bytes_per_token: 0.0,
     };
-    // The embedding itself.
-    let embedding = pricer.value();
-    let Ok(_) = interpret(plan, &mut pricer, embedding);
-    let table = sizes.vocabulary * width;
-    let positions = if sizes.learned_positions { sizes.context * width } else { 0 };
-    let head = if sizes.tied { 0 } else { table };
-    let parameters = pricer.parameters + table + positions + head;
-    Cost {
-        parameters,
-        block_parameters: pricer.blocks.iter().map(|block| block.0).collect(),
-        block_norms: pricer.blocks.iter().map(|block| block.1).collect(),
-        other_norms: pricer.other_norms,
-        forward_flops_per_token: pricer.flops + 2.0 * table as f64,
-        // The head keeps its input and the logits.
-        activation_bytes_per_token: 4.0 * (pricer.kept + width as f64 + sizes.vocabulary as f64),
+    let mut width = 0;
+    for plan in plans {
+        let norm = plan.norm.unwrap_or(sizes.norm);
+        width = norm.stored_width(plan.dimensions.width);
+        let mut pricer = Pricer {
+            width,
+            heads: plan.dimensions.heads,
+            norm,
+            options: plan.options,
+            stack: plan.dimensions.stack,
+            sizes,
+            parameters: 0,
+            norms: 0,
+            flops: 0.0,
+            kept: 0.0,
+            kept_values: BTreeSet::new(),
+            values: 0,
+            blocks: Vec::new(),
+            other_norms: 0,
+        };
+        // The embedding itself.
+        let embedding = pricer.value();
+        let Ok(_) = interpret(plan, &mut pricer, embedding);
+        let again = if sizes.shared_blocks { pricer.blocks.iter().skip(1).map(|block| block.0).sum() } else { 0 };
+        whole.parameters += pricer.parameters - again;
+        whole.block_parameters.extend(pricer.blocks.iter().map(|block| block.0));
+        whole.block_norms.extend(pricer.blocks.iter().map(|block| block.1));
+        whole.other_norms += pricer.other_norms;
+        whole.forward_flops_per_token += pricer.flops;
+        whole.activation_bytes_per_token += 4.0 * pricer.kept;
     }
+    whole.forward_flops_per_token += 2.0 * (sizes.answers * width) as f64;
+    // The head keeps its input and the logits.
+    whole.activation_bytes_per_token += 4.0 * (width + sizes.answers) as f64;
+    whole
 }
 
 struct Pricer {
@@ -89,6 +104,7 @@ struct Pricer {
     heads: usize,
     norm: NormKind,
     options: SublayerOptions,
+    stack: Stack,
     sizes: Sizes,
     parameters: usize,
     norms: usize,
@@ -124,19 +140,22 @@ impl Pricer {
     }
 
     fn linear(&mut self, input: usize, output: usize) {
-        self.parameters += input * output + if self.sizes.bias { output } else { 0 };
+        self.linear_with(input, output, self.sizes.bias);
+    }
+
+    fn linear_with(&mut self, input: usize, output: usize, bias: bool) {
+        self.parameters += input * output + if bias { output } else { 0 };
         self.flops += 2.0 * (input * output) as f64;
     }
 
-    fn attention(&mut self, options: AttentionOptions) {
-        let (width, heads) = (self.width, self.heads);
-        let head = width / heads.max(1);
-        let kv = head * self.sizes.kv_heads;
-        self.linear(width, width);
-        self.linear(width, kv);
-        self.linear(width, kv);
-        // Queries, keys, values, the heads' outputs, and two numbers of every softmax.
-        self.kept += (2 * width + 2 * kv + 2 * heads) as f64;
+    fn attention(&mut self, options: AttentionOptions, causal: bool) {
+        let (width, heads, head) = (self.width, self.heads, self.sizes.head_width);
+        let (side_by_side, kv) = (head * heads, head * self.sizes.kv_heads);
+        self.linear_with(width, side_by_side, self.sizes.qkv_bias);
+        self.linear_with(width, kv, self.sizes.qkv_bias);
+        self.linear_with(width, kv, self.sizes.qkv_bias);
+        // The projections, the heads' outputs, and two numbers of every softmax.
+        self.kept += (2 * side_by_side + 2 * kv + 2 * heads) as f64;
         if let Some(norms) = options.projection_norms {
             for (present, count) in
                 [(norms.query, heads), (norms.key, self.sizes.kv_heads), (norms.value, self.sizes.kv_heads)]
@@ -154,18 +173,19 @@ impl Pricer {
             }
         }
         // Scores and weighted values over the keys that a token sees on average, and the softmax.
-        let seen = (self.sizes.context as f64 + 1.0) / 2.0;
-        self.flops += seen * (4.0 * width as f64 + 5.0 * heads as f64);
+        let context = self.sizes.context as f64;
+        let seen = if causal { (context + 1.0) / 2.0 } else { context };
+        self.flops += seen * (4.0 * side_by_side as f64 + 5.0 * heads as f64);
         if options.scaled_heads {
             self.parameters += heads;
-            self.flops += width as f64;
-            self.kept += width as f64;
+            self.flops += side_by_side as f64;
+            self.kept += side_by_side as f64;
         }
         if options.inner_norm {
-            self.count_norm(width, 1);
-            self.kept += width as f64;
+            self.count_norm(side_by_side, 1);
+            self.kept += side_by_side as f64;
         }
-        self.linear(width, width);
+        self.linear(side_by_side, width);
     }
 
     fn feed_forward(&mut self) {
@@ -219,8 +239,11 @@ impl Algebra for Pricer {
     fn apply(&mut self, _: Place, sublayer: Sublayer, input: usize) -> Result<usize, Infallible> {
         self.keep(input);
         match sublayer {
-            Sublayer::Attention => self.attention(self.options.attention),
-            Sublayer::Cross => self.attention(self.options.cross),
+            Sublayer::Attention => {
+                let causal = matches!(self.stack, Stack::Decoder | Stack::PairDecoder { .. });
+                self.attention(self.options.attention, causal);
+            }
+            Sublayer::Cross => self.attention(self.options.cross, false),
             Sublayer::FeedForward => self.feed_forward(),
         }
         Ok(self.value())

@@ -44,16 +44,18 @@ fn equations_and_costs() {
         text.push_str(&format!("{}\n", prose.head.text));
         let sizes = Sizes {
             kv_heads: 4,
+            head_width: 16,
             ffn_width: 256,
             gated: false,
             bias: true,
+            qkv_bias: true,
             norm: NormKind::Layernorm,
-            vocabulary: 256,
+            answers: 256,
             context: 64,
-            learned_positions: true,
-            tied: false,
+            outside: (256 + 256 + 64) * 64,
+            shared_blocks: false,
         };
-        let cost = cost(&plan, sizes);
+        let cost = cost(std::slice::from_ref(&plan), sizes);
         text.push_str(&format!(
             "parameters {} (block 12: {}), norms in blocks 1 and 12: {} {}, elsewhere {}, forward {:.0} FLOP/token, {:.0} bytes/token\n",
             cost.parameters, cost.block_parameters[11], cost.block_norms[0], cost.block_norms[11], cost.other_norms,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use addnorm_nn::{Model, ModelConfig};
 use addnorm_scheme::diagram::diagram;
 use addnorm_scheme::prose::{prose, scalar_as_text};
-use addnorm_scheme::{Coefficient, Scalar, Section, Step, lookup};
+use addnorm_scheme::{Coefficient, ParameterSize, Scalar, Section, Step, lookup};
 
 use crate::args::ShowArguments;
 use crate::failure::Failure;
@@ -111,11 +111,18 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
         rows.push(std::iter::once(scalar_as_text(&symbol)).chain(shown.iter().map(|&block| value(block))).collect());
     }
     for learnable in &plan.blocks[depth - 1].learnables {
-        let size = if learnable.vector { "vector" } else { "scalar" };
+        let size = match learnable.size {
+            ParameterSize::Scalar => "scalar",
+            ParameterSize::Width => "vector",
+            ParameterSize::Entries(_) => "weight of each earlier output",
+        };
         let label = format!("{} (learned {size}, starts at)", learnable.name);
         let value = |block: usize| {
             let found = plan.blocks[block - 1].learnables.iter().find(|known| known.name == learnable.name);
-            found.map_or_else(String::new, |learnable| format!("{}", learnable.initial))
+            found.map_or_else(String::new, |learnable| match &learnable.measured {
+                Some(start) => format!("measured: {}", scalar_as_text(&start.expression)),
+                None => format!("{}", learnable.initial),
+            })
         };
         rows.push(std::iter::once(label).chain(shown.iter().map(|&block| value(block))).collect());
     }
@@ -159,7 +166,7 @@ fn factors(model: &Model) -> Vec<Scalar> {
     let mut found: Vec<Scalar> = Vec::new();
     for coefficient in model.plan().blocks.iter().flat_map(coefficients) {
         let mut dimensional = false;
-        coefficient.symbol.names(&mut |name| dimensional |= ["L", "l", "N", "M", "d", "h"].contains(&name));
+        coefficient.symbol.names(&mut |name| dimensional |= ["L", "l", "N", "M", "d", "h", "S", "s"].contains(&name));
         let known = found.contains(&coefficient.symbol);
         if dimensional && coefficient.fixed().is_some() && !known {
             found.push(coefficient.symbol.clone());
