@@ -50,6 +50,32 @@ impl Default for DataConfig {
     }
 }
 
+impl DataConfig {
+    /// Checks what does not depend on files.
+    ///
+    /// # Errors
+    /// The first setting that is wrong.
+    pub(crate) fn check(&self) -> Result<(), DataError> {
+        if !(self.validation > 0.0 && self.validation < 1.0) {
+            let message = format!("{} is not between 0 and 1", self.validation);
+            return Err(DataError::Setting { key: "validation", message });
+        }
+        if self.builtin_tokens > MAX_BUILTIN_TOKENS {
+            let message = format!("{} is more than {MAX_BUILTIN_TOKENS}", self.builtin_tokens);
+            return Err(DataError::Setting { key: "builtin_tokens", message });
+        }
+        if let Some(path) = self.paths.iter().chain(&self.tokenizer).find(|path| path.to_str().is_none()) {
+            let message = format!("the path {} is not UTF-8, which a run's record needs", path.display());
+            return Err(DataError::Setting { key: "paths", message });
+        }
+        if self.paths.is_empty() && self.tokenizer.is_some() {
+            let message = "a tokenizer needs text to work on; give '--data'".to_string();
+            return Err(DataError::Setting { key: "tokenizer", message });
+        }
+        Ok(())
+    }
+}
+
 /// Why there is no corpus.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -247,24 +273,9 @@ impl Corpus {
     /// # Errors
     /// If something cannot be read or a part is too short for the context.
     pub fn load(config: &DataConfig, context: usize, eval_tokens: usize) -> Result<Self, DataError> {
-        if !(config.validation > 0.0 && config.validation < 1.0) {
-            let message = format!("{} is not between 0 and 1", config.validation);
-            return Err(DataError::Setting { key: "validation", message });
-        }
-        if config.builtin_tokens > MAX_BUILTIN_TOKENS {
-            let message = format!("{} is more than {MAX_BUILTIN_TOKENS}", config.builtin_tokens);
-            return Err(DataError::Setting { key: "builtin_tokens", message });
-        }
-        if let Some(path) = config.paths.iter().chain(&config.tokenizer).find(|path| path.to_str().is_none()) {
-            let message = format!("the path {} is not UTF-8, which a run's record needs", path.display());
-            return Err(DataError::Setting { key: "paths", message });
-        }
+        config.check()?;
         let vocabulary = Vocabulary::of(config)?;
         let (tokens, description, floor, bytes_per_token, text) = if config.paths.is_empty() {
-            if config.tokenizer.is_some() {
-                let message = "a tokenizer needs text to work on; give '--data'".to_string();
-                return Err(DataError::Setting { key: "tokenizer", message });
-            }
             let language = language();
             let tokens = language.tokens(config.builtin_tokens.max(1), config.builtin_seed);
             (tokens, "the built-in language".to_string(), Some(language.floor), None, None)
@@ -319,7 +330,7 @@ impl Corpus {
     }
 }
 
-fn validation_count(tokens: usize, share: f64) -> usize {
+pub(crate) fn validation_count(tokens: usize, share: f64) -> usize {
     ((tokens as f64 * share).round() as usize).min(tokens)
 }
 
@@ -366,7 +377,7 @@ fn encode_text<'a>(
 
 /// Cross-entropy of `targets` under the frequencies of `training`, each count raised by one half so that a
 /// token which only the targets have costs something finite.
-fn unigram_entropy(training: &[u32], targets: &[u32], vocabulary: usize) -> f64 {
+pub(crate) fn unigram_entropy(training: &[u32], targets: &[u32], vocabulary: usize) -> f64 {
     let mut counts = vec![0.5f64; vocabulary];
     for &token in training {
         counts[token as usize] += 1.0;

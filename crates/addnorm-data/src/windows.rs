@@ -1,9 +1,8 @@
 //! Handing tokens out in batches.
 
-use rand::SeedableRng;
-use rand::seq::SliceRandom;
-use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+
+use crate::order::{Order, spread};
 
 /// Where in the data a run is. Enough to go on from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -20,9 +19,7 @@ pub struct Cursor {
 pub struct Windows<'a> {
     tokens: &'a [u32],
     context: usize,
-    seed: u64,
-    cursor: Cursor,
-    order: Vec<u32>,
+    order: Order,
 }
 
 impl<'a> Windows<'a> {
@@ -32,9 +29,8 @@ impl<'a> Windows<'a> {
     /// If there is not one whole window.
     pub fn new(tokens: &'a [u32], context: usize, seed: u64, cursor: Cursor) -> Self {
         assert!(context > 0 && tokens.len() > context, "there is a window");
-        let mut windows = Self { tokens, context, seed, cursor, order: Vec::new() };
-        windows.shuffle();
-        windows
+        let order = Order::new((tokens.len() - 1) / context, seed, cursor);
+        Self { tokens, context, order }
     }
 
     /// How many windows an epoch has.
@@ -54,13 +50,7 @@ impl<'a> Windows<'a> {
 
     /// Where it is.
     pub fn cursor(&self) -> Cursor {
-        self.cursor
-    }
-
-    fn shuffle(&mut self) {
-        self.order = (0..self.len() as u32).collect();
-        let seed = self.seed ^ self.cursor.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+        self.order.cursor()
     }
 
     /// The next `batch` windows: inputs and targets, `batch * context` each. An epoch's end may fall inside.
@@ -68,14 +58,9 @@ impl<'a> Windows<'a> {
         let mut inputs = Vec::with_capacity(batch * self.context);
         let mut targets = Vec::with_capacity(batch * self.context);
         for _ in 0..batch {
-            if self.cursor.position >= self.order.len() {
-                self.cursor = Cursor { epoch: self.cursor.epoch + 1, position: 0 };
-                self.shuffle();
-            }
-            let start = self.order[self.cursor.position] as usize * self.context;
+            let start = self.order.next().0 * self.context;
             inputs.extend_from_slice(&self.tokens[start..start + self.context]);
             targets.extend_from_slice(&self.tokens[start + 1..start + 1 + self.context]);
-            self.cursor.position += 1;
         }
         (inputs, targets)
     }
@@ -84,10 +69,9 @@ impl<'a> Windows<'a> {
 /// At most `limit` windows of the validation tokens, evenly spread over them: inputs and targets of each.
 pub fn validation_windows(tokens: &[u32], context: usize, limit: usize) -> Vec<(&[u32], &[u32])> {
     let count = (tokens.len() - 1) / context;
-    let shown = count.min(limit.max(1));
-    (0..shown)
+    spread(count, limit)
         .map(|window| {
-            let start = window * count / shown * context;
+            let start = window * context;
             (&tokens[start..start + context], &tokens[start + 1..start + 1 + context])
         })
         .collect()
