@@ -99,9 +99,9 @@ def targets(stack):
 
 
 def pixels():
-    """2 images of 4 patches of 4 numbers."""
+    """2 images of 4 patches of 4 numbers, as float32 holds them: images are read so."""
     return torch.tensor([[[math.sin(1 + b * 16 + p * 4 + k) for k in range(4)] for p in range(4)]
-                         for b in range(2)], dtype=torch.float64)
+                         for b in range(2)], dtype=torch.float64).float().double()
 
 
 def forward(scheme, config, parameters, records):
@@ -132,10 +132,11 @@ def loss_of(logits, config):
     return sum(-rows[i, w] for i, w in enumerate(wanted.tolist()) if w >= 0)
 
 
-def compute(scheme_name, config):
-    """(tensors of the golden file, parameters)."""
-    one_plus = config["norm"] == "rmsnorm_one_plus"
-    parameters = model.Parameters(gain_base=0.0 if one_plus else 1.0)
+def compute(scheme_name, config, parameters=None):
+    """(tensors of the golden file, parameters); parameters not given have their formula's value."""
+    if parameters is None:
+        one_plus = config["norm"] == "rmsnorm_one_plus"
+        parameters = model.Parameters(gain_base=0.0 if one_plus else 1.0)
     records = {}
     logits = forward(SCHEMES[scheme_name], config, parameters, records)
     loss = loss_of(logits, config)

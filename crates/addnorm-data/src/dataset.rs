@@ -78,6 +78,18 @@ impl Dataset {
         })
     }
 
+    /// How a task's tokens read, without reading the examples; none where there are no tokens.
+    ///
+    /// # Errors
+    /// If a tokenizer cannot be read.
+    pub fn vocabulary_of(task: Task, config: &DataConfig) -> Result<Option<Vocabulary>, DataError> {
+        match task {
+            Task::ImageClass => Ok(None),
+            Task::SecondText => Ok(Some(Pairs::vocabulary_of(config)?)),
+            Task::NextToken | Task::HiddenTokens => Ok(Some(Vocabulary::of(config)?)),
+        }
+    }
+
     /// What is known of it.
     pub fn summary(&self) -> &CorpusSummary {
         match self {
@@ -191,7 +203,9 @@ impl<'a> Feed<'a> {
             Numbers(Order::new(count, seed, cursor))
         };
         match dataset {
-            Dataset::NextToken(corpus) => Feed::NextToken(Windows::new(&corpus.training, context, seed, cursor), context),
+            Dataset::NextToken(corpus) => {
+                Feed::NextToken(Windows::new(&corpus.training, context, seed, cursor), context)
+            }
             Dataset::HiddenTokens(corpus) => {
                 let order = numbers(corpus.training.len() / context);
                 Feed::HiddenTokens { corpus, context, order, seed }
@@ -214,7 +228,9 @@ impl<'a> Feed<'a> {
                 for _ in 0..count {
                     let (number, epoch) = order.0.next();
                     let window = &corpus.training[number * *context..][..*context];
-                    let own = seed.wrapping_add((number as u64) << 20).wrapping_add(epoch.wrapping_mul(0x2545_f491_4f6c_dd1d));
+                    let own = seed
+                        .wrapping_add((number as u64) << 20)
+                        .wrapping_add(epoch.wrapping_mul(0x2545_f491_4f6c_dd1d));
                     let (shown, asked) = hide(window, size, size, own);
                     inputs.extend(shown);
                     targets.extend(asked);

@@ -83,7 +83,10 @@ impl Images {
         }
         let classes = training.labels.iter().chain(&validation.labels).max().map_or(0, |&most| most as usize + 1);
         let summary = CorpusSummary {
-            description: format!("{description} ({} images of {side} x {side})", training.labels.len() + validation.labels.len()),
+            description: format!(
+                "{description} ({} images of {side} x {side})",
+                training.labels.len() + validation.labels.len()
+            ),
             sha256: hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
             training_tokens: training.labels.len(),
             validation_tokens: validation.labels.len(),

@@ -81,9 +81,8 @@ impl Pairs {
     /// If something cannot be read, the files do not match, or too little is there.
     pub fn load(config: &DataConfig, context: usize, eval_tokens: usize) -> Result<Self, DataError> {
         config.check()?;
-        let mut vocabulary = Vocabulary::of(config)?;
+        let vocabulary = Self::vocabulary_of(config)?;
         let (pairs, description, floor, bytes) = if config.paths.is_empty() {
-            vocabulary = Vocabulary::Words(WORDS.iter().map(String::as_str).collect());
             let count = (config.builtin_tokens / 10).clamp(1, MOST_BUILTIN);
             // The target follows from the source.
             (builtin(count, config.builtin_seed), "the built-in pairs".to_string(), Some(0.0), None)
@@ -145,6 +144,17 @@ impl Pairs {
             text: None,
         };
         Ok(Pairs { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary, cut })
+    }
+
+    /// How tokens read.
+    ///
+    /// # Errors
+    /// If a tokenizer cannot be read.
+    pub fn vocabulary_of(config: &DataConfig) -> Result<Vocabulary, DataError> {
+        if config.paths.is_empty() {
+            return Ok(Vocabulary::Words(WORDS.iter().map(String::as_str).collect()));
+        }
+        Vocabulary::of(config)
     }
 
     /// The pairs as a batch.
@@ -213,7 +223,8 @@ fn read(paths: &[PathBuf]) -> Result<Vec<(String, String)>, DataError> {
                 }
                 let mut columns = line.split('\t');
                 let (Some(source), Some(target)) = (columns.next(), columns.next()) else {
-                    let message = format!("{} line {}: no tab parts a source from a target", path.display(), number + 1);
+                    let message =
+                        format!("{} line {}: no tab parts a source from a target", path.display(), number + 1);
                     return Err(DataError::Empty(message));
                 };
                 pairs.push((source.trim().to_string(), target.trim().to_string()));
@@ -222,14 +233,17 @@ fn read(paths: &[PathBuf]) -> Result<Vec<(String, String)>, DataError> {
         return Ok(pairs);
     }
     let [source_path, target_path] = paths else {
-        let message = format!("pairs are .tsv files, or two files with a line for each text, not {} files", paths.len());
+        let message =
+            format!("pairs are .tsv files, or two files with a line for each text, not {} files", paths.len());
         return Err(DataError::Empty(message));
     };
     let (source, target) = (read_text(source_path)?, read_text(target_path)?);
     let (lines, others) = (source.lines().count(), target.lines().count());
     if lines != others {
         let (source, target) = (source_path.display(), target_path.display());
-        return Err(DataError::Empty(format!("{source} has {lines} lines and {target} has {others}: they are no pairs")));
+        return Err(DataError::Empty(format!(
+            "{source} has {lines} lines and {target} has {others}: they are no pairs"
+        )));
     }
     let both = source.lines().zip(target.lines());
     Ok(both
@@ -288,8 +302,7 @@ fn builtin(count: usize, seed: u64) -> Vec<Pair> {
                 source.extend(subject);
                 source.push(verb);
                 source.extend(object);
-                let clause: Vec<u32> =
-                    turned_object.into_iter().chain(turned_subject).chain([verb + half]).collect();
+                let clause: Vec<u32> = turned_object.into_iter().chain(turned_subject).chain([verb + half]).collect();
                 target.splice(0..0, clause);
             }
             Pair { source, target }

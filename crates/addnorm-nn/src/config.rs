@@ -135,7 +135,7 @@ pub struct ModelConfig {
     pub logit_bias: bool,
     /// Norms on queries and keys, where the scheme says nothing of them.
     pub qk_norm: QkNorm,
-    /// Height and width of an image, in pixels.
+    /// Height and width of an image, in pixels; 0 stands for what the data says.
     pub image: usize,
     /// Height and width of a patch of it.
     pub patch: usize,
@@ -180,7 +180,7 @@ impl Default for ModelConfig {
             output_transform: false,
             logit_bias: false,
             qk_norm: QkNorm::None,
-            image: 28,
+            image: 0,
             patch: 4,
             channels: 1,
             classes: 0,
@@ -315,8 +315,9 @@ impl ModelConfig {
         if self.decoder_blocks > 0 && !pair {
             return fail("decoder_blocks", format!("a {} has no decoder beside it", self.stack.name()));
         }
-        if self.tied && self.embedding_width > 0 && !self.output_transform {
-            let message = "a head that is a narrower embedding needs 'output_transform' to bring the stream to its width";
+        if self.tied && self.width_of_embedding() != self.width && !self.output_transform {
+            let message =
+                "a head that is a narrower embedding needs 'output_transform' to bring the stream to its width";
             return fail("embedding_width", message.to_string());
         }
         if self.norm == NormKind::Crmsnorm && self.width < 2 {

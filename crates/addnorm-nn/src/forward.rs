@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation as functio
 
 use crate::config::{ActivationKind, ModelConfig, Positions, StackKind};
 use crate::gradient::Leaves;
-use crate::inputs::{IGNORED, Inputs};
+use crate::inputs::{IGNORED, Inputs, Tokens};
 use crate::layout::{AttentionAt, LinearAt, NormAt, SectionAt, TowerAt};
 use crate::model::Model;
 use crate::observer::Observer;
@@ -135,13 +135,25 @@ impl<'a> Pass<'a> {
     /// Runs everything up to what the output reads.
     pub(crate) fn whole(&mut self, inputs: &Inputs) -> Tensor<3> {
         if let Inputs::Pair { source, visible, target } = inputs {
-            self.visible = Some(visible.clone());
-            self.enter_tower(0);
-            self.memory = Some(self.stack(&Inputs::Text(source.clone())));
-            self.enter_tower(1);
-            return self.stack(&Inputs::Text(target.clone()));
+            let memory = self.encode(source, visible.clone());
+            return self.decode(memory, visible.clone(), target);
         }
         self.stack(inputs)
+    }
+
+    /// The encoder of a pair.
+    pub(crate) fn encode(&mut self, source: &Tokens, visible: Arc<[bool]>) -> Tensor<3> {
+        self.visible = Some(visible);
+        self.enter_tower(0);
+        self.stack(&Inputs::Text(source.clone()))
+    }
+
+    /// The decoder of a pair.
+    pub(crate) fn decode(&mut self, memory: Tensor<3>, visible: Arc<[bool]>, target: &Tokens) -> Tensor<3> {
+        self.visible = Some(visible);
+        self.memory = Some(memory);
+        self.enter_tower(1);
+        self.stack(&Inputs::Text(target.clone()))
     }
 
     fn stack(&mut self, inputs: &Inputs) -> Tensor<3> {
@@ -187,8 +199,7 @@ impl<'a> Pass<'a> {
         if targets.contains(&IGNORED) {
             let [batch, time, width] = x.dims();
             assert_eq!(targets.len(), batch * time, "one target a position");
-            let kept: Vec<i32> =
-                (0..targets.len()).filter(|&at| targets[at] != IGNORED).map(|at| at as i32).collect();
+            let kept: Vec<i32> = (0..targets.len()).filter(|&at| targets[at] != IGNORED).map(|at| at as i32).collect();
             targets = targets.iter().copied().filter(|&target| target != IGNORED).collect();
             let count = kept.len();
             let rows = Tensor::<1, Int>::from_data(TensorData::new(kept, [count]), &x.device());
@@ -601,10 +612,17 @@ impl Algebra for Pass<'_> {
 
     fn leave(&mut self, section: &Section, results: &mut [Tensor<3>]) -> Result<(), Infallible> {
         if section.place != Place::Head {
-            // After the streams come the entries of the histories, which the streams were when they were made.
             let streams = self.plan().streams.len();
             for (stream, x) in results.iter_mut().take(streams).enumerate() {
                 self.observer.stream(section.place, stream, x);
+            }
+            // An entry of a history that is a stream is what the observer has made of that stream.
+            for entry in streams..results.len() {
+                let origin = section.origin(section.outputs[entry]);
+                let same = (0..streams).find(|&stream| section.origin(section.outputs[stream]) == origin);
+                if let Some(stream) = same {
+                    results[entry] = results[stream].clone();
+                }
             }
         }
         Ok(())

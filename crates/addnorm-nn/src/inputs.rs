@@ -96,10 +96,7 @@ impl Inputs {
             }
             Inputs::Patches { values, shape: [_, patches, width] } => {
                 let size = patches * width;
-                Inputs::Patches {
-                    values: values[from * size..to * size].into(),
-                    shape: [to - from, *patches, *width],
-                }
+                Inputs::Patches { values: values[from * size..to * size].into(), shape: [to - from, *patches, *width] }
             }
         }
     }

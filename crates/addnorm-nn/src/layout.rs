@@ -246,12 +246,11 @@ impl Builder<'_> {
     fn entrance(&mut self, shared: Option<usize>) -> EntranceAt {
         let (plan, config) = (self.plan, self.config);
         let is_image = config.stack == StackKind::Vision;
-        let narrow = config.embedding_width > 0;
+        let narrow = config.embedding_width > 0 && config.embedding_width != config.width;
         let width = if narrow { config.embedding_width } else { self.stored };
         let kind = MatrixKind::Embedding;
-        let table = (!is_image).then(|| {
-            shared.unwrap_or_else(|| self.table(kind, kind.name(), &plan.embed, config.vocabulary, width))
-        });
+        let table = (!is_image)
+            .then(|| shared.unwrap_or_else(|| self.table(kind, kind.name(), &plan.embed, config.vocabulary, width)));
         let patches = is_image.then(|| {
             let fan_in = config.patch_width();
             let initializer = plan.embed.init.initializer(kind, fan_in, width, self.default_initializer());
@@ -311,15 +310,14 @@ impl Builder<'_> {
             Some(table) => table,
             None => {
                 let kind = MatrixKind::Head;
-                let initializer =
-                    section.init.initializer(kind, width, config.answers(), self.default_initializer());
+                let initializer = section.init.initializer(kind, width, config.answers(), self.default_initializer());
                 let shape = vec![config.answers(), width];
                 self.add("head".to_string(), shape, Role::Matrix(kind), None, InitialValue::Random(initializer))
             }
         };
-        let bias = config
-            .logit_bias
-            .then(|| self.add("head.bias".into(), vec![config.answers()], Role::Bias, None, InitialValue::Constant(0.0)));
+        let bias = config.logit_bias.then(|| {
+            self.add("head.bias".into(), vec![config.answers()], Role::Bias, None, InitialValue::Constant(0.0))
+        });
         ExitAt { transform, matrix, bias }
     }
 
@@ -360,7 +358,8 @@ impl Builder<'_> {
             let stored = self.stored;
             let initializer = section.init.initializer(kind, stored, stored, self.default_initializer());
             let initial = InitialValue::Random(initializer);
-            let weight = self.add(format!("{prefix}.{name}.w"), vec![stored, stored], Role::Matrix(kind), block, initial);
+            let weight =
+                self.add(format!("{prefix}.{name}.w"), vec![stored, stored], Role::Matrix(kind), block, initial);
             let start = InitialValue::Constant(start.fixed().unwrap_or(0.0));
             let bias = self.add(format!("{prefix}.{name}.b"), vec![stored], Role::Bias, block, start);
             at.gates.insert(name.to_string(), LinearAt { weight, bias: Some(bias), centred: false });
@@ -414,8 +413,7 @@ impl Builder<'_> {
         let initial = InitialValue::Random(initializer);
         // The last letter says which: wq and cq both are the queries' of their attention.
         let letter = &kind.name()[1..];
-        let weight =
-            self.add(format!("{prefix}.w{letter}"), vec![input, output], Role::Matrix(kind), block, initial);
+        let weight = self.add(format!("{prefix}.w{letter}"), vec![input, output], Role::Matrix(kind), block, initial);
         let bias = has_bias.then(|| {
             self.add(format!("{prefix}.b{letter}"), vec![output], Role::Bias, block, InitialValue::Constant(0.0))
         });

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use addnorm_kernels::statistics;
 use addnorm_scheme::cost::{Cost, Sizes, cost};
 use addnorm_scheme::{Dimensions, HeadNormScope, NormKind, Plan, PlanError, ProjectionNorms, Scheme, Stack};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, ModelConfig, QkNorm, StackKind};
 use crate::forward::{ForwardOptions, Parameters, Pass};
 use crate::gradient::{part, parts_of, side_by_side};
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, Tokens};
 use crate::layout::{InitialValue, Layout, ParameterInfo, Role};
 use crate::observer::{NoObserver, Observer};
 use crate::weights::{Weight, Weights};
@@ -203,6 +203,46 @@ impl Model {
     ) -> Tensor<3> {
         let mut pass = Pass::new(self, Parameters::Plain(weights), options, observer, 0);
         let x = pass.whole(&inputs.into());
+        pass.logits(x)
+    }
+
+    /// What a pair's encoder gives of some sources, `[batch, source time, d]`; `visible` tells which of their
+    /// tokens are no padding.
+    ///
+    /// # Panics
+    /// If this is no pair, or as [`logits`](Model::logits).
+    pub fn encode(
+        &self,
+        weights: &Weights,
+        source: &Tokens,
+        visible: Arc<[bool]>,
+        options: ForwardOptions,
+    ) -> Tensor<3> {
+        let mut unseen = NoObserver;
+        let mut pass = Pass::new(self, Parameters::Plain(weights), options, &mut unseen, 0);
+        pass.encode(source, visible)
+    }
+
+    /// The logits of a pair's decoder, `[rows, time, answers]`, from what [`encode`](Model::encode) gave: row
+    /// `i` of `target` attends to source `which[i]`; `visible` has the marks of every row's source.
+    ///
+    /// # Panics
+    /// As [`encode`](Model::encode).
+    pub fn decode(
+        &self,
+        weights: &Weights,
+        encoded: Tensor<3>,
+        which: &[usize],
+        visible: Arc<[bool]>,
+        target: &Tokens,
+        options: ForwardOptions,
+    ) -> Tensor<3> {
+        let rows: Vec<i32> = which.iter().map(|&source| source as i32).collect();
+        let count = rows.len();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [count]), &encoded.device());
+        let mut unseen = NoObserver;
+        let mut pass = Pass::new(self, Parameters::Plain(weights), options, &mut unseen, 0);
+        let x = pass.decode(encoded.select(0, rows), visible, target);
         pass.logits(x)
     }
 

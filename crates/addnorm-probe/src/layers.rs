@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use addnorm_nn::{
-    ForwardOptions, GradientTap, Model, Observer, Tensor, Tokens, Weights, records_gradients, statistics,
+    ForwardOptions, GradientTap, IGNORED, Inputs, Model, Observer, Tensor, Weights, records_gradients, statistics,
     sum_of_squares, tap,
 };
 use addnorm_scheme::{Place, Sublayer};
@@ -24,11 +24,15 @@ pub struct StreamStatistics {
     pub gradient_norm: Number,
 }
 
-/// What was measured of one block. Block 0 stands for the embedding.
+/// What was measured of one block. Block 0 stands for the embedding. Of a pair the encoder's blocks come first,
+/// then the decoder's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatistics {
     /// The training step, from 0, before whose update this was measured.
     pub step: u64,
+    /// The stack of a pair: `encoder` or `decoder`; empty for a stack by itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub stack: String,
     /// The block, from 1; 0 for the embedding.
     pub block: usize,
     /// Every stream; the first is the one that tables speak of.
@@ -37,18 +41,25 @@ pub struct LayerStatistics {
     pub token_cosine: Number,
     /// RMS of what the attention adds, after its output norm and factors, over the RMS of the sum.
     pub attention_share: Option<Number>,
+    /// The same of a decoder's attention to its encoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cross_share: Option<Number>,
     /// The same of the feed-forward network.
     pub ffn_share: Option<Number>,
     /// Norm of the gradient of the mean loss by all of the block's parameters together.
     pub parameter_gradient_norm: Number,
 }
 
+/// A stack and a block of it.
+type At = (usize, usize);
+
 #[derive(Default)]
 struct Recorder {
+    stack: usize,
     /// Statistics and taps by block and stream.
-    streams: BTreeMap<(usize, usize), (f64, Option<GradientTap>)>,
-    cosines: BTreeMap<usize, f64>,
-    shares: BTreeMap<(usize, Sublayer), f64>,
+    streams: BTreeMap<(At, usize), (f64, Option<GradientTap>)>,
+    cosines: BTreeMap<At, f64>,
+    shares: BTreeMap<(At, Sublayer), f64>,
 }
 
 fn block_of(place: Place) -> Option<usize> {
@@ -60,17 +71,21 @@ fn block_of(place: Place) -> Option<usize> {
 }
 
 impl Observer for Recorder {
+    fn stack(&mut self, stack: usize) {
+        self.stack = stack;
+    }
+
     fn stream(&mut self, place: Place, stream: usize, x: &mut Tensor<3>) {
         let Some(block) = block_of(place) else { return };
         if stream == 0 {
-            self.cosines.insert(block, statistics::mean_token_cosine(x));
+            self.cosines.insert((self.stack, block), statistics::mean_token_cosine(x));
         }
         let rms = statistics::rms(x);
         let into = records_gradients(x).then(GradientTap::new);
         if let Some(into) = &into {
             *x = tap(x.clone(), into);
         }
-        self.streams.insert((block, stream), (rms, into));
+        self.streams.insert(((self.stack, block), stream), (rms, into));
     }
 
     fn wants_contributions(&self) -> bool {
@@ -80,7 +95,8 @@ impl Observer for Recorder {
     fn contribution(&mut self, place: Place, sublayer: Sublayer, contribution: &Tensor<3>, sum: &Tensor<3>) {
         let Some(block) = block_of(place) else { return };
         // A scheme with several streams adds a sublayer more than once; the first addition counts.
-        self.shares.entry((block, sublayer)).or_insert_with(|| statistics::rms(contribution) / statistics::rms(sum));
+        let at = ((self.stack, block), sublayer);
+        self.shares.entry(at).or_insert_with(|| statistics::rms(contribution) / statistics::rms(sum));
     }
 }
 
@@ -93,31 +109,37 @@ impl Observer for Recorder {
 pub fn measure(
     model: &Model,
     weights: &Weights,
-    tokens: &Tokens,
+    inputs: impl Into<Inputs>,
     targets: Arc<[u32]>,
     step: u64,
     recompute: usize,
 ) -> Vec<LayerStatistics> {
     let mut recorder = Recorder::default();
-    let scale = 1.0 / targets.len().max(1) as f64;
+    let counted = targets.iter().filter(|&&target| target != IGNORED).count();
+    let scale = 1.0 / counted.max(1) as f64;
     let options = ForwardOptions { step, recompute, ..ForwardOptions::default() };
-    let result = model.loss_and_gradients(weights, tokens, targets, scale, options, &mut recorder);
-    let mut squares: BTreeMap<usize, f64> = BTreeMap::new();
+    let result = model.loss_and_gradients(weights, inputs, targets, scale, options, &mut recorder);
+    let plans = model.plans();
+    let stack_of = |name: &str| usize::from(plans.len() > 1 && name.starts_with("decoder."));
+    let mut squares: BTreeMap<At, f64> = BTreeMap::new();
     if let Ok(result) = &result {
         for (info, gradient) in model.parameters().iter().zip(&result.gradients) {
             let square = gradient.sum_of_squares();
+            let stack = stack_of(&info.name);
+            let name = info.name.trim_start_matches("encoder.").trim_start_matches("decoder.");
             if let Some(block) = info.block {
-                *squares.entry(block).or_default() += square;
-            } else if info.name.starts_with("embed") || info.name.starts_with("positions") {
-                *squares.entry(0).or_default() += square;
+                *squares.entry((stack, block)).or_default() += square;
+            } else if !name.starts_with("head") {
+                *squares.entry((stack, 0)).or_default() += square;
             }
         }
     }
-    let names = &model.plan().streams;
-    (0..=model.plan().blocks.len())
-        .map(|block| {
-            let streams = names.iter().enumerate().map(|(stream, name)| {
-                let (rms, gradient_norm) = match recorder.streams.get(&(block, stream)) {
+    let mut layers = Vec::new();
+    for (stack, plan) in plans.iter().enumerate() {
+        for block in 0..=plan.blocks.len() {
+            let at = (stack, block);
+            let streams = plan.streams.iter().enumerate().map(|(stream, name)| {
+                let (rms, gradient_norm) = match recorder.streams.get(&(at, stream)) {
                     Some((rms, Some(into))) => {
                         (*rms, into.take().map_or(0.0, |gradient| sum_of_squares(&gradient).sqrt()))
                     }
@@ -126,15 +148,20 @@ pub fn measure(
                 };
                 StreamStatistics { name: name.clone(), rms: rms.into(), gradient_norm: gradient_norm.into() }
             });
-            LayerStatistics {
+            let share = |sublayer| recorder.shares.get(&(at, sublayer)).map(|&share| share.into());
+            let name = if plans.len() == 1 { "" } else { ["encoder", "decoder"][stack] };
+            layers.push(LayerStatistics {
                 step,
+                stack: name.to_string(),
                 block,
                 streams: streams.collect(),
-                token_cosine: recorder.cosines.get(&block).copied().unwrap_or(f64::NAN).into(),
-                attention_share: recorder.shares.get(&(block, Sublayer::Attention)).map(|&share| share.into()),
-                ffn_share: recorder.shares.get(&(block, Sublayer::FeedForward)).map(|&share| share.into()),
-                parameter_gradient_norm: squares.get(&block).copied().unwrap_or(0.0).sqrt().into(),
-            }
-        })
-        .collect()
+                token_cosine: recorder.cosines.get(&at).copied().unwrap_or(f64::NAN).into(),
+                attention_share: share(Sublayer::Attention),
+                cross_share: share(Sublayer::Cross),
+                ffn_share: share(Sublayer::FeedForward),
+                parameter_gradient_norm: squares.get(&at).copied().unwrap_or(0.0).sqrt().into(),
+            });
+        }
+    }
+    layers
 }

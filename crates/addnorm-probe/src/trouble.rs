@@ -1,6 +1,6 @@
 //! Where a run stopped being made of numbers.
 
-use addnorm_nn::{ForwardOptions, Model, Observer, Tensor, Tokens, Weight, Weights, statistics};
+use addnorm_nn::{ForwardOptions, Inputs, Model, Observer, Tensor, Weight, Weights, statistics};
 use addnorm_scheme::{Place, Sublayer};
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,8 @@ pub struct Trouble {
 }
 
 struct Finder {
+    /// `encoder.` or `decoder.` in a pair.
+    prefix: &'static str,
     stream_names: Vec<String>,
     found: Option<Trouble>,
     largest: f64,
@@ -35,14 +37,18 @@ impl Finder {
 }
 
 impl Observer for Finder {
+    fn stack(&mut self, stack: usize) {
+        self.prefix = ["encoder.", "decoder."][stack.min(1)];
+    }
+
     fn stream(&mut self, place: Place, stream: usize, x: &mut Tensor<3>) {
-        let site = format!("{}.{}", place.prefix(), self.stream_names[stream]);
+        let site = format!("{}{}.{}", self.prefix, place.prefix(), self.stream_names[stream]);
         self.look(place, site, x);
         self.largest = self.largest.max(statistics::rms(x));
     }
 
     fn sublayer_output(&mut self, place: Place, sublayer: Sublayer, x: &mut Tensor<3>) {
-        self.look(place, format!("{}.{}.out", place.prefix(), sublayer.name()), x);
+        self.look(place, format!("{}{}.{}.out", self.prefix, place.prefix(), sublayer.name()), x);
     }
 }
 
@@ -53,11 +59,11 @@ impl Observer for Finder {
 pub fn find_first_non_finite(
     model: &Model,
     weights: &Weights,
-    tokens: &Tokens,
+    inputs: impl Into<Inputs>,
     options: ForwardOptions,
 ) -> Option<Trouble> {
-    let mut finder = Finder { stream_names: model.plan().streams.clone(), found: None, largest: 0.0 };
-    let logits = model.logits(weights, tokens, options, &mut finder);
+    let mut finder = Finder { prefix: "", stream_names: model.plan().streams.clone(), found: None, largest: 0.0 };
+    let logits = model.logits(weights, inputs, options, &mut finder);
     finder.look(Place::Head, "logits".to_string(), &logits);
     finder.found
 }

@@ -1,5 +1,6 @@
 //! Tables for the terminal, and the same numbers as JSON.
 
+use addnorm_nn::StackKind;
 use addnorm_probe::{Number, gradient_ratio};
 use addnorm_train::{Comparison, ComparisonRow, MetricLine, RunOutcome};
 use comfy_table::{CellAlignment, Table, presets};
@@ -68,6 +69,18 @@ pub(crate) fn columns(comparison: &Comparison) -> Vec<Column> {
     if comparison.corpus.bytes_per_token.is_some() {
         columns.push(("bits/byte", |row| of_finite(row, row.bits_per_byte)));
     }
+    /// What the task is judged by besides its loss.
+    fn measured(row: &ComparisonRow, name: &str, digits: usize, scale: f64) -> String {
+        let found = row.measures.iter().find(|measure| measure.name == name);
+        found.map_or_else(|| "-".into(), |measure| format!("{:.digits$}", measure.value.0 * scale))
+    }
+    let measures = |name: &str| comparison.rows.iter().any(|row| row.measures.iter().any(|found| found.name == name));
+    if measures("accuracy") {
+        columns.push(("accuracy %", |row| measured(row, "accuracy", 2, 100.0)));
+    }
+    if measures("BLEU") {
+        columns.push(("BLEU", |row| measured(row, "BLEU", 2, 1.0)));
+    }
     columns.push(("grad 1/L", |row| short(row.gradient_ratio.0)));
     columns.push(("RMS L", |row| short(row.residual_rms.0)));
     columns.push(("cosine L", |row| format!("{:.2}", row.token_cosine.0)));
@@ -119,12 +132,13 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     };
     let dropped = comparison.outcomes.first().map_or(0, |outcome| outcome.meta.dropped_tokens);
     format!(
-        "losses in nats a token; unigram entropy {:.3}{floor}; {spread}\n\
+        "losses in nats a {}; unigram entropy {:.3}{floor}; {spread}\n\
          at the end of training: grad 1/L, stream gradient after block 1 over that after block {}; RMS L and cosine L, \
          residual stream after the last block\n\
          {differing}\n\
          {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
          {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
+        if settings.model.stack == StackKind::Vision { "image" } else { "token" },
         corpus.unigram_entropy,
         settings.model.blocks,
         corpus.training_tokens,
@@ -186,6 +200,14 @@ pub fn run_text(outcome: &RunOutcome) -> String {
     if let Some(bytes) = corpus.bytes_per_token {
         let bits = meta.validation_loss.0 / std::f64::consts::LN_2 / bytes;
         rows.push(vec!["bits per byte".into(), format!("{bits:.4}")]);
+    }
+    for measure in &meta.measures {
+        let words = match measure.name.as_str() {
+            "accuracy" => format!("{:.2} % of the validation targets used", 100.0 * measure.value.0),
+            "BLEU" => format!("{:.2}, greedy, on a sample of the validation pairs", measure.value.0),
+            _ => short(measure.value.0),
+        };
+        rows.push(vec![measure.name.clone(), words]);
     }
     rows.push(vec!["unigram entropy".into(), format!("{:.4}", corpus.unigram_entropy)]);
     let start = outcome.layers_by_step().first().copied().unwrap_or(&[]);

@@ -497,7 +497,9 @@ impl Checker<'_> {
         match typed {
             Typed::Stream(sum) => Ok(sum),
             Typed::Scalar(_) => self.error(span, "this is a number, not a stream", hint),
-            Typed::Gate { .. } => self.error(span, "this is a gate, not a stream", Some("multiply a stream by it".into())),
+            Typed::Gate { .. } => {
+                self.error(span, "this is a gate, not a stream", Some("multiply a stream by it".into()))
+            }
         }
     }
 
@@ -652,7 +654,9 @@ impl Checker<'_> {
             }
             let (usable, hint) = match name {
                 "k" => (self.in_sum, "it numbers the entries inside sum(...)"),
-                "s" => (place == Place::Learn || (place == Place::Body && self.each.is_some()), "it stands under 'each'"),
+                "s" => {
+                    (place == Place::Learn || (place == Place::Body && self.each.is_some()), "it stands under 'each'")
+                }
                 "entries" | MEASURED_EMBEDDING | MEASURED_BRANCHES => {
                     (place == Place::Learn, "it is for where a learnable starts")
                 }

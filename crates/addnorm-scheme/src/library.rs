@@ -59,7 +59,8 @@ pub enum LookupError {
 
 /// The text with other definitions of some constants: `ratio=1/2, c=3`.
 fn with_constants(name: &str, text: &str, constants: &str) -> Result<String, LookupError> {
-    let wrong = |error| LookupError::Wrong { name: name.to_string(), source_text: text.to_string(), error: Box::new(error) };
+    let wrong =
+        |error| LookupError::Wrong { name: name.to_string(), source_text: text.to_string(), error: Box::new(error) };
     let mut text = text.to_string();
     for setting in constants.split(',').filter(|setting| !setting.trim().is_empty()) {
         let file = parser::parse(&text).map_err(wrong)?;

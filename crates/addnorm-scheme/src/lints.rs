@@ -15,7 +15,8 @@ struct Fact {
 
 /// Lints that a plan shows. Eight blocks are enough for any published first-block rule to give way to the rest.
 pub(crate) fn lints(scheme: &Scheme) -> Vec<Lint> {
-    let stack = if scheme.refusals.iter().any(|(stack, _)| stack == "decoder") { Stack::Encoder } else { Stack::Decoder };
+    let stack =
+        if scheme.refusals.iter().any(|(stack, _)| stack == "decoder") { Stack::Encoder } else { Stack::Decoder };
     let dimensions = Dimensions { blocks: 8, width: 64, heads: 4, stack };
     let Ok(plan) = scheme.plan_whole(dimensions) else {
         return Vec::new();

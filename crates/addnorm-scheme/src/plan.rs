@@ -350,6 +350,18 @@ impl Section {
         })
     }
 
+    /// The slot that a value was computed in, before equations gave it names.
+    pub fn origin(&self, mut slot: Slot) -> Slot {
+        for step in self.steps.iter().rev() {
+            if let Step::Assign { input, output, .. } = step
+                && *output == slot
+            {
+                slot = *input;
+            }
+        }
+        slot
+    }
+
     /// Its gates, in order: name, and where the bias starts.
     pub fn gates(&self) -> impl Iterator<Item = (&str, &Coefficient)> {
         self.steps.iter().filter_map(|step| match step {

@@ -610,8 +610,9 @@ pub(crate) fn prune(section: &mut Section, live: &[bool], streams: usize) -> Vec
     kept.reverse();
     section.steps = kept;
     for (at, (output, live)) in section.outputs.iter_mut().zip(live).enumerate() {
-        // An entry of a history that nothing reads is handed on as any value at all.
-        if !live && *output >= section.inputs {
+        // What is computed anyway stays what it is, for whoever looks. An entry of a history that nothing reads is
+        // handed on as any value at all.
+        if !live && *output >= section.inputs && !needed[*output] {
             *output = if at < streams { at } else { 0 };
         }
     }

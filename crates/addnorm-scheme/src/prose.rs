@@ -170,7 +170,10 @@ impl Algebra for Writer<'_> {
                 Some((history, 0)) => {
                     let (factor_text, factor_latex) = match &term.coefficient.symbol {
                         one if one.is_one() => (String::new(), String::new()),
-                        factor => (format!("{}*", wrap(factor, Operator::Multiply)), format!(r"{}_k\,", scalar_in_latex(factor))),
+                        factor => (
+                            format!("{}*", wrap(factor, Operator::Multiply)),
+                            format!(r"{}_k\,", scalar_in_latex(factor)),
+                        ),
                     };
                     Words::atom(
                         &format!("sum({factor_text}{history})"),
@@ -181,7 +184,8 @@ impl Algebra for Writer<'_> {
                 None => input.clone(),
             };
             let whole = Coefficient::one();
-            let coefficient = if mix.terms.len() > at && inputs[at].entry.is_some() { &whole } else { &term.coefficient };
+            let coefficient =
+                if mix.terms.len() > at && inputs[at].entry.is_some() { &whole } else { &term.coefficient };
             let input = if term.stopped {
                 let inner = input.text.clone();
                 Words::atom(&format!("stop({inner})"), &format!(r"\operatorname{{stop}}\left({}\right)", input.latex))

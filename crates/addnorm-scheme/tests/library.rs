@@ -19,6 +19,7 @@ fn every_scheme_parses_without_a_lint_and_plans_at_every_depth() {
             let plan = scheme.plan(dimensions(blocks)).unwrap();
             assert_eq!(plan.blocks.len(), blocks);
             for section in &plan.blocks {
+                // Where a stream's last update is read by nobody it is left out, but not a whole sublayer.
                 for sublayer in Sublayer::ORDER {
                     assert!(section.applies(sublayer), "{name}: {:?} has no {sublayer:?}", section.place);
                 }

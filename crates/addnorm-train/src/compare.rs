@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use addnorm_data::{Corpus, CorpusSummary};
+use addnorm_data::{CorpusSummary, Dataset};
 use addnorm_nn::InitialiserRow;
 use addnorm_probe::{Ending, Number, Verdict, gradient_ratio};
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
+use crate::folder::Measure;
 use crate::run::{RunError, RunOutcome, RunSpec, run};
 
 /// What is compared when nothing is said: names of schemes, and the settings.
@@ -70,6 +71,8 @@ pub struct ComparisonRow {
     pub below_unigram: Number,
     /// Mean loss in bits per byte of text, where there is text.
     pub bits_per_byte: Option<Number>,
+    /// Mean over seeds of what else the task is judged by.
+    pub measures: Vec<Measure>,
     /// Stream gradient at the first block over that at the last before training, geometric mean over seeds.
     pub initial_gradient_ratio: Number,
     /// The same at the end.
@@ -119,7 +122,7 @@ pub struct Comparison {
 pub fn compare(
     specs: &[RunSpec],
     seeds: &[u64],
-    corpus: &Corpus,
+    dataset: &Dataset,
     folder: Option<&Path>,
     jobs: usize,
     progress: &dyn Progress,
@@ -156,7 +159,7 @@ pub fn compare(
                     progress.started(number, &spec.label, spec.config.train.steps);
                     let folder = folder.map(|folder| folder.join(&spec.label));
                     let result =
-                        run(spec, corpus, folder.as_deref(), &|step, loss| progress.stepped(number, step, loss));
+                        run(spec, dataset, folder.as_deref(), &|step, loss| progress.stepped(number, step, loss));
                     match &result {
                         Ok(outcome) => progress.finished(number, &outcome.meta.judgement.words),
                         Err(error) => progress.finished(number, &error.to_string()),
@@ -198,7 +201,7 @@ pub fn compare(
         .iter()
         .zip(outcomes.chunks(seeds.len().max(1)))
         .enumerate()
-        .map(|(order, (spec, outcomes))| row(spec, order, outcomes, &corpus.summary))
+        .map(|(order, (spec, outcomes))| row(spec, order, outcomes, dataset.summary()))
         .collect();
     let differences = differences(specs, &outcomes, seeds.len());
     // A NaN mean, should one arise, ranks with the diverged.
@@ -210,7 +213,7 @@ pub fn compare(
         rows,
         differences,
         settings,
-        corpus: corpus.summary.clone(),
+        corpus: dataset.summary().clone(),
         outcomes,
         failures,
         jobs: (jobs, each),
@@ -262,6 +265,18 @@ fn row(spec: &RunSpec, order: usize, outcomes: &[RunOutcome], corpus: &CorpusSum
         above_floor: corpus.floor.map(|floor| (mean_loss - floor).into()),
         below_unigram: (corpus.unigram_entropy - mean_loss).into(),
         bits_per_byte: corpus.bytes_per_token.map(|bytes| (mean_loss / std::f64::consts::LN_2 / bytes).into()),
+        measures: outcomes[0]
+            .meta
+            .measures
+            .iter()
+            .map(|measure| {
+                let of = |outcome: &RunOutcome| {
+                    let found = outcome.meta.measures.iter().find(|other| other.name == measure.name);
+                    found.map_or(f64::NAN, |found| found.value.0)
+                };
+                Measure { name: measure.name.clone(), value: mean(outcomes.iter().map(of)).into() }
+            })
+            .collect(),
         initial_gradient_ratio: geometric(&first).into(),
         gradient_ratio: geometric(&|outcome| gradient_ratio(outcome.last_layers())).into(),
         residual_rms: mean(outcomes.iter().map(|outcome| last(outcome, |layer| layer.streams[0].rms.0))).into(),

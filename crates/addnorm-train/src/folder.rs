@@ -5,12 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use addnorm_data::{CorpusSummary, Vocabulary};
+use addnorm_data::{CorpusSummary, Dataset, Vocabulary};
 use addnorm_nn::{Device, InitialiserRow, Model, Weights};
 use addnorm_probe::{Ending, Judgement, LayerStatistics, Number};
 use addnorm_scheme::Scheme;
 use serde::{Deserialize, Serialize};
 
+use crate::batch::task_of;
 use crate::config::RunConfig;
 
 /// A folder that cannot be written or read.
@@ -56,9 +57,21 @@ pub enum MetricLine {
         step: u64,
         /// Mean loss in nats.
         loss: Number,
-        /// Tokens that it is the mean of.
+        /// Targets that it is the mean of.
         tokens: u64,
+        /// The share of them that is the model's first choice, where that was asked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        accuracy: Option<Number>,
     },
+}
+
+/// What a task is judged by besides its loss.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measure {
+    /// What it is called.
+    pub name: String,
+    /// Its value: a share for accuracy, 0 to 100 for BLEU (greedy, a sample of the validation pairs).
+    pub value: Number,
 }
 
 /// What is known of a run when it has ended: `meta.json`.
@@ -100,6 +113,9 @@ pub struct RunMeta {
     pub initial_validation_loss: Number,
     /// Validation loss at the end.
     pub validation_loss: Number,
+    /// What else the task is judged by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measures: Vec<Measure>,
     /// How it ended.
     pub ending: Ending,
     /// In words.
@@ -203,8 +219,8 @@ pub struct LoadedRun {
     pub model: Model,
     /// The final weights.
     pub weights: Weights,
-    /// How tokens read.
-    pub vocabulary: Vocabulary,
+    /// How tokens read; none where there are no tokens.
+    pub vocabulary: Option<Vocabulary>,
     /// What is known of it.
     pub meta: RunMeta,
 }
@@ -227,7 +243,8 @@ pub fn load_run(path: &Path, device: &Device) -> Result<LoadedRun, FolderError> 
     let model = Model::new(&scheme, &config.model).map_err(|error| FolderError::new(path, error))?;
     let weights = Weights::load(model.parameters(), &path.join("model.safetensors"), device)
         .map_err(|error| FolderError::new(path, error))?;
-    let vocabulary = Vocabulary::of(&config.data).map_err(|error| FolderError::new(path, error))?;
+    let task = task_of(config.model.stack);
+    let vocabulary = Dataset::vocabulary_of(task, &config.data).map_err(|error| FolderError::new(path, error))?;
     Ok(LoadedRun { config, scheme, model, weights, vocabulary, meta })
 }
 

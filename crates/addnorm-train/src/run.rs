@@ -1,22 +1,26 @@
 //! One run: the training loop.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use addnorm_data::{Corpus, Cursor, Windows, validation_windows};
+use addnorm_data::{Cursor, Dataset, Feed};
 use addnorm_nn::{
-    DType, ForwardOptions, GradientError, Model, ModelError, NoObserver, Purpose, Tokens, Weight, Weights, device,
-    release_idle, stream_seed,
+    DType, ForwardOptions, GradientError, Inputs, Model, ModelError, NoObserver, Purpose, StackKind, Tokens, Weight,
+    Weights, device, release_idle, statistics, stream_seed,
 };
 use addnorm_probe::{
     Ending, LayerStatistics, Number, find_first_non_finite, first_non_finite_gradient, judge, measure,
 };
 use addnorm_scheme::Scheme;
 
+use crate::batch::Batch;
 use crate::config::RunConfig;
-use crate::folder::{FolderError, MetricLine, RunFolder, RunMeta};
+use crate::decode::{Search, sample, translation_score};
+use crate::folder::{FolderError, Measure, MetricLine, RunFolder, RunMeta};
 use crate::optimizer::{AdamW, clip_factor, global_norm};
+
+/// Validation pairs that a finished run translates for its score.
+const TRANSLATED: usize = 64;
 
 /// The version of Burn that the workspace pins.
 const BURN_VERSION: &str = "0.22.1";
@@ -85,33 +89,45 @@ impl RunOutcome {
     }
 }
 
-/// Windows of inputs and targets as one batch.
-fn batch_of(windows: &[(&[u32], &[u32])], context: usize) -> (Tokens, Arc<[u32]>) {
-    let numbers = windows.iter().flat_map(|(inputs, _)| inputs.iter().copied()).collect();
-    let targets = windows.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
-    (Tokens { numbers, shape: [windows.len(), context] }, targets)
+/// What a validation finds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss in nats.
+    pub loss: f64,
+    /// Targets that it is the mean of.
+    pub targets: u64,
+    /// The share of them that is the model's first choice; asked for images only, where it costs little.
+    pub accuracy: Option<f64>,
 }
 
-/// Mean loss in nats over the validation windows that are used, with how many tokens it is the mean of. No dropout,
+/// Validates on the examples that are used, with about `limit` targets, `batch` sequences at a time. No dropout,
 /// no gradient, no random number.
 pub fn evaluate(
     model: &Model,
     weights: &Weights,
-    corpus: &Corpus,
+    dataset: &Dataset,
     batch: usize,
     limit: usize,
     step: u64,
-) -> (f64, u64) {
-    let context = model.config().context;
-    let windows = validation_windows(&corpus.validation, context, limit.div_ceil(context).max(1));
-    let (mut total, mut count) = (0.0, 0u64);
-    for group in windows.chunks(batch.max(1)) {
-        let (tokens, targets) = batch_of(group, context);
-        let options = ForwardOptions { step, ..ForwardOptions::default() };
-        total += model.total_loss(weights, &tokens, targets, options);
-        count += (group.len() * context) as u64;
+) -> Evaluation {
+    let config = model.config();
+    let options = ForwardOptions { step, ..ForwardOptions::default() };
+    let (mut total, mut count, mut right) = (0.0, 0u64, 0u64);
+    for examples in dataset.validation(config.context, config.patch, limit, batch) {
+        let batch = Batch::from(examples);
+        count += batch.counted() as u64;
+        if config.stack == StackKind::Vision {
+            let logits = model.logits(weights, &batch.inputs, options, &mut NoObserver);
+            let values = statistics::to_f64(&logits);
+            for (logits, &target) in values.chunks(config.answers()).zip(batch.targets.iter()) {
+                let best = (0..logits.len()).fold(0, |best, at| if logits[at] > logits[best] { at } else { best });
+                right += u64::from(best == target as usize);
+            }
+        }
+        total += model.total_loss(weights, &batch.inputs, batch.targets, options);
     }
-    (total / count as f64, count)
+    let accuracy = (config.stack == StackKind::Vision).then(|| right as f64 / count as f64);
+    Evaluation { loss: total / count as f64, targets: count, accuracy }
 }
 
 /// Runs one short sequence forward and backward and asks whether a gradient reaches every parameter, before
@@ -125,9 +141,21 @@ pub fn check_gradients(spec: &RunSpec) -> Result<(), RunError> {
     let device = device(&config.train.device)?;
     let weights = model.initialise(config.train.seed, &device, DType::F32);
     let time = config.model.context.min(2);
-    let tokens = Tokens { numbers: vec![0; time].into(), shape: [1, time] };
-    let targets = vec![0; time].into();
-    let found = model.loss_and_gradients(&weights, &tokens, targets, 1.0, ForwardOptions::default(), &mut NoObserver);
+    let tokens = || Tokens { numbers: vec![0; time].into(), shape: [1, time] };
+    let (inputs, targets) = match config.model.stack {
+        StackKind::Decoder | StackKind::Encoder => (Inputs::Text(tokens()), time),
+        StackKind::Pair => {
+            let visible = vec![true; time].into();
+            (Inputs::Pair { source: tokens(), visible, target: tokens() }, time)
+        }
+        StackKind::Vision => {
+            let shape = [1, config.model.patches(), config.model.patch_width()];
+            let values = (0..shape[1] * shape[2]).map(|at| (at % 7) as f32 - 3.0).collect();
+            (Inputs::Patches { values, shape }, 1)
+        }
+    };
+    let targets = vec![0; targets].into();
+    let found = model.loss_and_gradients(&weights, inputs, targets, 1.0, ForwardOptions::default(), &mut NoObserver);
     let checked = found.map(drop).map_err(|error| RunError::Gradient { scheme: spec.label.clone(), error });
     // The run has threads of its own, which would not find what this one freed.
     release_idle();
@@ -141,7 +169,7 @@ pub fn check_gradients(spec: &RunSpec) -> Result<(), RunError> {
 /// If the run cannot be made or written.
 pub fn run(
     spec: &RunSpec,
-    corpus: &Corpus,
+    dataset: &Dataset,
     folder: Option<&Path>,
     stepped: &(dyn Fn(u64, f64) + Sync),
 ) -> Result<RunOutcome, RunError> {
@@ -150,18 +178,18 @@ pub fn run(
         pool = pool.num_threads(spec.config.train.threads);
     }
     let pool = pool.build().map_err(|error| RunError::Threads(error.to_string()))?;
-    pool.install(|| Trainer::new(spec, corpus, folder)?.train(stepped))
+    pool.install(|| Trainer::new(spec, dataset, folder)?.train(stepped))
 }
 
 struct Trainer<'a> {
     spec: &'a RunSpec,
-    corpus: &'a Corpus,
+    dataset: &'a Dataset,
     folder: Option<RunFolder>,
     model: Model,
     weights: Weights,
     optimizer: AdamW,
-    windows: Windows<'a>,
-    diagnostic: (Tokens, Arc<[u32]>),
+    feed: Feed<'a>,
+    diagnostic: Batch,
     metrics: Vec<MetricLine>,
     layers: Vec<LayerStatistics>,
     /// Time spent in training steps.
@@ -173,32 +201,41 @@ struct Trainer<'a> {
 struct NotFinite(Option<addnorm_probe::Trouble>);
 
 impl<'a> Trainer<'a> {
-    fn new(spec: &'a RunSpec, corpus: &'a Corpus, folder: Option<&Path>) -> Result<Self, RunError> {
+    fn new(spec: &'a RunSpec, dataset: &'a Dataset, folder: Option<&Path>) -> Result<Self, RunError> {
         let (config, train) = (&spec.config, &spec.config.train);
         config.validate()?;
         let device = device(&train.device)?;
         let model = Model::new(&spec.scheme, &config.model)?;
-        let weights = model.initialise(train.seed, &device, DType::F32);
-        let optimizer = AdamW::of_run(model.parameters(), train, &device);
+        let mut weights = model.initialise(train.seed, &device, DType::F32);
         let order = stream_seed(train.seed, Purpose::DataOrder, "windows");
-        let context = config.model.context;
-        let windows = Windows::new(&corpus.training, context, order, Cursor::default());
+        let (context, patch) = (config.model.context, config.model.patch);
+        if model.is_measured() {
+            // On the first examples that training will see.
+            let first = Feed::new(dataset, context, patch, order, Cursor::default()).next_batch(train.batch);
+            model.calibrate(&mut weights, Batch::from(first).inputs);
+        }
+        let optimizer = AdamW::of_run(model.parameters(), train, &device);
+        let feed = Feed::new(dataset, context, patch, order, Cursor::default());
         // The layers are always looked at on the same validation batch, so that looks can be compared.
         // It is no larger than what training computes at once.
-        let group = validation_windows(&corpus.validation, context, train.batch.div_ceil(train.accumulate));
-        let diagnostic = batch_of(&group, context);
+        let size = train.batch.div_ceil(train.accumulate);
+        let targets = match config.model.stack {
+            StackKind::Vision => size,
+            _ => size * context,
+        };
+        let diagnostic = dataset.validation(context, patch, targets, size).swap_remove(0).into();
         let folder = match folder {
             Some(path) => Some(RunFolder::create(path, config, &spec.scheme)?),
             None => None,
         };
         Ok(Self {
             spec,
-            corpus,
+            dataset,
             folder,
             model,
             weights,
             optimizer,
-            windows,
+            feed,
             diagnostic,
             metrics: Vec::new(),
             layers: Vec::new(),
@@ -264,31 +301,29 @@ impl<'a> Trainer<'a> {
 
     /// One update, or the finding that it cannot be made. Weights and moments stay as they were then.
     fn step(&mut self, step: u64, learning_rate: f64) -> Result<Result<f64, NotFinite>, RunError> {
-        let (train, context) = (&self.spec.config.train, self.spec.config.model.context);
-        let (inputs, targets) = self.windows.next_batch(train.batch);
-        let count = inputs.len() as f64;
+        let train = &self.spec.config.train;
+        let batch = Batch::from(self.feed.next_batch(train.batch));
+        let count = batch.counted() as f64;
         let dropout =
             stream_seed(train.seed, Purpose::Dropout, "masks").wrapping_add(step.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut total = 0.0;
         let mut gradients: Option<Vec<Weight>> = None;
-        let part = train.batch.div_ceil(train.accumulate) * context;
         let mut trouble = None;
-        for (number, (inputs, targets)) in inputs.chunks(part).zip(targets.chunks(part)).enumerate() {
-            let tokens = Tokens { numbers: inputs.into(), shape: [inputs.len() / context, context] };
+        for (part, first_sequence) in batch.parts(train.accumulate) {
             let options = ForwardOptions {
                 dropout_seed: Some(dropout),
                 step: step - 1,
                 recompute: train.recompute.blocks(),
-                first_sequence: number * part / context,
+                first_sequence,
             };
-            // Every part is weighted by its tokens: the sum is the whole batch's mean.
+            // Every part is weighted by its targets: the sum is the whole batch's mean.
             let result = self
                 .model
-                .loss_and_gradients(&self.weights, &tokens, targets.into(), 1.0 / count, options, &mut NoObserver)
+                .loss_and_gradients(&self.weights, &part.inputs, part.targets, 1.0 / count, options, &mut NoObserver)
                 .map_err(|error| RunError::Gradient { scheme: self.spec.label.clone(), error })?;
             total += result.total;
             if !result.total.is_finite() && trouble.is_none() {
-                trouble = find_first_non_finite(&self.model, &self.weights, &tokens, options);
+                trouble = find_first_non_finite(&self.model, &self.weights, &part.inputs, options);
             }
             gradients = Some(match gradients {
                 None => result.gradients,
@@ -323,7 +358,7 @@ impl<'a> Trainer<'a> {
     /// The ending of a run whose weights give no finite validation loss after `step` updates.
     fn broken_by(&self, step: u64) -> Ending {
         let options = ForwardOptions { step, ..ForwardOptions::default() };
-        let trouble = find_first_non_finite(&self.model, &self.weights, &self.diagnostic.0, options);
+        let trouble = find_first_non_finite(&self.model, &self.weights, &self.diagnostic.inputs, options);
         Ending::Diverged { step: step.max(1), trouble }
     }
 
@@ -336,16 +371,17 @@ impl<'a> Trainer<'a> {
 
     fn validate(&mut self, step: u64) -> Result<f64, RunError> {
         let train = &self.spec.config.train;
-        let (loss, tokens) = evaluate(&self.model, &self.weights, self.corpus, train.batch, train.eval_tokens, step);
-        self.metrics.push(MetricLine::Validation { step, loss: loss.into(), tokens });
+        let found = evaluate(&self.model, &self.weights, self.dataset, train.batch, train.eval_tokens, step);
+        let (loss, accuracy) = (found.loss.into(), found.accuracy.map(Number));
+        self.metrics.push(MetricLine::Validation { step, loss, tokens: found.targets, accuracy });
         self.record_last()?;
-        Ok(loss)
+        Ok(found.loss)
     }
 
     fn look_at_layers(&mut self, step: u64) -> Result<(), RunError> {
-        let (tokens, targets) = &self.diagnostic;
+        let Batch { inputs, targets } = &self.diagnostic;
         let recompute = self.spec.config.train.recompute.blocks();
-        let layers = measure(&self.model, &self.weights, tokens, targets.clone(), step, recompute);
+        let layers = measure(&self.model, &self.weights, inputs, targets.clone(), step, recompute);
         // A look runs the batch as a whole; training asks for other sizes.
         release_idle();
         if let Some(folder) = &mut self.folder {
@@ -355,11 +391,28 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
+    /// What the task is judged by besides its loss, on the final weights.
+    fn measures(&self, ending: &Ending) -> Vec<Measure> {
+        let last = self.metrics.iter().rev().find_map(|line| match line {
+            MetricLine::Validation { accuracy, .. } => *accuracy,
+            MetricLine::Train { .. } => None,
+        });
+        let mut measures: Vec<Measure> =
+            last.into_iter().map(|accuracy| Measure { name: "accuracy".into(), value: accuracy }).collect();
+        if let (Dataset::SecondText(pairs), Ending::Finished) = (self.dataset, ending) {
+            let search = Search { beam: 1, length_penalty: 0.0, step: self.spec.config.train.steps };
+            let sample = sample(pairs, TRANSLATED);
+            let (score, _) = translation_score(&self.model, &self.weights, &pairs.vocabulary, &sample, search);
+            measures.push(Measure { name: "BLEU".into(), value: score.score.into() });
+        }
+        measures
+    }
+
     fn finish(self, ending: Ending, initial: f64, last: f64) -> Result<RunOutcome, RunError> {
         let (spec, config) = (self.spec, &self.spec.config);
         let looks: Vec<&[LayerStatistics]> = self.layers.chunk_by(|a, b| a.step == b.step).collect();
         let (first_look, last_look) = (looks.first().copied().unwrap_or(&[]), looks.last().copied().unwrap_or(&[]));
-        let unigram = self.corpus.summary.unigram_entropy;
+        let unigram = self.dataset.summary().unigram_entropy;
         let validation: Vec<(u64, Number)> = self
             .metrics
             .iter()
@@ -371,6 +424,7 @@ impl<'a> Trainer<'a> {
         let judgement = judge(&ending, &validation, unigram, first_look, last_look);
         let parameters = self.model.parameters();
         let seconds = self.training.as_secs_f64();
+        let measures = self.measures(&ending);
         let meta = RunMeta {
             scheme: spec.scheme.name.clone(),
             title: spec.scheme.title.clone(),
@@ -381,15 +435,16 @@ impl<'a> Trainer<'a> {
             threads: rayon::current_num_threads(),
             parameters: self.model.parameter_count(),
             tokens: self.tokens,
-            dropped_tokens: self.windows.dropped(),
+            dropped_tokens: self.feed.dropped(),
             tokens_per_second: if seconds > 0.0 { self.tokens as f64 / seconds } else { 0.0 },
-            corpus: self.corpus.summary.clone(),
+            corpus: self.dataset.summary().clone(),
             norm: format!("{}, epsilon {:e}", self.model.norm_kind().name(), config.model.epsilon),
             initialisers: self.model.initialisers(),
             decayed: parameters.iter().filter(|info| info.decays()).count(),
             tensors: parameters.len(),
             initial_validation_loss: initial.into(),
             validation_loss: last.into(),
+            measures,
             ending,
             judgement,
         };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use addnorm_data::{Corpus, DataConfig};
+use addnorm_data::{Corpus, DataConfig, Dataset};
 use addnorm_nn::{DType, Device, Weight, device, statistics};
 use addnorm_probe::{Ending, Verdict};
 use addnorm_scheme::lookup;
@@ -16,11 +16,12 @@ impl Progress for Quiet {
     fn finished(&self, _: usize, _: &str) {}
 }
 
-fn corpus(context: usize) -> Corpus {
-    Corpus::load(&DataConfig { builtin_tokens: 20_000, ..DataConfig::default() }, context, 512).unwrap()
+fn corpus(context: usize) -> Dataset {
+    let config = DataConfig { builtin_tokens: 20_000, ..DataConfig::default() };
+    Dataset::NextToken(Corpus::load(&config, context, 512).unwrap())
 }
 
-fn spec(scheme: &str, change: impl Fn(&mut RunConfig)) -> (RunSpec, Corpus) {
+fn spec(scheme: &str, change: impl Fn(&mut RunConfig)) -> (RunSpec, Dataset) {
     let mut config = RunConfig { scheme: scheme.into(), ..RunConfig::default() };
     config.model.blocks = 2;
     config.model.width = 16;
@@ -32,7 +33,7 @@ fn spec(scheme: &str, change: impl Fn(&mut RunConfig)) -> (RunSpec, Corpus) {
     config.train.threads = 1;
     change(&mut config);
     let corpus = corpus(config.model.context);
-    config.model.vocabulary = corpus.summary.vocabulary;
+    config.model.vocabulary = corpus.summary().vocabulary;
     let scheme = lookup(scheme).unwrap();
     (RunSpec { label: scheme.name.clone(), scheme, config }, corpus)
 }
@@ -236,7 +237,7 @@ fn a_run_folder_says_everything() {
             assert_eq!(layer.attention_share.is_some(), layer.block > 0);
         }
     }
-    let (evaluated, _) = evaluate(&loaded.model, &loaded.weights, &corpus, 6, 512, 12);
+    let evaluated = evaluate(&loaded.model, &loaded.weights, &corpus, 6, 512, 12).loss;
     assert!((evaluated - outcome.meta.validation_loss.0).abs() < 1e-6);
     // A last line that a kill cut short is no error; a second run in the folder is.
     let file = path.join("metrics.jsonl");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use addnorm_data::{InvalidUtf8, Newlines};
-use addnorm_nn::{ActivationKind, Positions};
+use addnorm_nn::{ActivationKind, Positions, QkNorm, StackKind};
 use addnorm_scheme::NormKind;
 use addnorm_train::{Decay, Recompute, RunConfig};
 use clap::{Args, Parser, Subcommand};
@@ -31,6 +31,8 @@ pub enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model
     Generate(GenerateArguments),
+    /// Write translations with a trained pair, and score them
+    Translate(TranslateArguments),
     /// Time training steps, evaluations and norms, beside the same in another framework
     Bench(BenchArguments),
 }
@@ -121,15 +123,44 @@ pub struct GenerateArguments {
     pub json: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct TranslateArguments {
+    /// The folder of a finished run of a pair
+    pub run: PathBuf,
+    /// Texts to translate. Without any, a sample of the run's validation pairs is translated and scored
+    pub texts: Vec<String>,
+    /// Outputs kept at every step of the search; 1 always takes the likeliest token
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub beam: usize,
+    /// Exponent of the length that scores are divided by
+    #[arg(long, default_value_t = 0.6, value_name = "X")]
+    pub length_penalty: f64,
+    /// Validation pairs to score
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub pairs: usize,
+    /// flex, cuda:N or wgpu
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Settings of a run. Each overrides the configuration file.
 #[derive(Debug, Args)]
 pub struct RunFlags {
     /// A configuration file (TOML) to start from
     #[arg(long = "config", value_name = "FILE", id = "config_file")]
     pub config: Option<PathBuf>,
-    /// Blocks
+    /// decoder (next token), encoder (hidden tokens), pair (translation), vision (images)
+    #[arg(long, value_parser = word::<StackKind>, value_name = "KIND")]
+    pub stack: Option<StackKind>,
+    /// Blocks; of a pair those of its encoder
     #[arg(long, value_name = "N")]
     pub depth: Option<usize>,
+    /// Blocks of a pair's decoder [default: as many as the encoder's]
+    #[arg(long, value_name = "N")]
+    pub decoder_depth: Option<usize>,
     /// Width of the residual stream
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
@@ -145,9 +176,16 @@ pub struct RunFlags {
     /// Tokens of one sequence
     #[arg(long, value_name = "N")]
     pub context: Option<usize>,
-    /// Norm kind where the scheme leaves it open: layernorm, layernorm_no_bias, rmsnorm
+    /// Height and width of an image's patches, in pixels
+    #[arg(long, value_name = "N")]
+    pub patch: Option<usize>,
+    /// Norm kind where the scheme leaves it open: layernorm, layernorm_no_bias, rmsnorm, rmsnorm_one_plus,
+    /// crmsnorm, dyt, none
     #[arg(long, value_parser = word::<NormKind>, value_name = "KIND")]
     pub norm: Option<NormKind>,
+    /// Norms on queries and keys where the scheme says nothing of them: none, per_head, full_width
+    #[arg(long, value_parser = word::<QkNorm>, value_name = "KIND")]
+    pub qk_norm: Option<QkNorm>,
     /// none, learned, sinusoidal, rope
     #[arg(long, value_parser = word::<Positions>, value_name = "KIND")]
     pub positions: Option<Positions>,
@@ -199,7 +237,8 @@ pub struct RunFlags {
     /// flex, cuda:N or wgpu
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Text to train on: files and folders. Without it, the built-in language
+    /// What to train on: text files and folders; for a pair .tsv files, or two files line by line; for images a
+    /// folder of IDX files or a CSV. Without it, what is built in
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// In folders, only files that end so, for example 'py'
@@ -265,7 +304,11 @@ impl RunFlags {
             }
         }
         let RunConfig { model, train, data, .. } = config;
+        set(&self.stack, &mut model.stack);
         set(&self.depth, &mut model.blocks);
+        set(&self.decoder_depth, &mut model.decoder_blocks);
+        set(&self.patch, &mut model.patch);
+        set(&self.qk_norm, &mut model.qk_norm);
         set(&self.width, &mut model.width);
         set(&self.heads, &mut model.heads);
         set(&self.kv_heads, &mut model.kv_heads);

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use addnorm_nn::StackKind;
 use addnorm_scheme::lookup;
 use addnorm_train::{RunConfig, RunSpec, check_gradients, default_comparison};
 
@@ -48,14 +49,15 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     let folder = output_folder(arguments.run.out.as_deref(), "compare")?;
     let model = &config.model;
     printer::message(&format!(
-        "{} schemes, {} blocks of width {}, {} steps of {} x {} tokens of {}",
+        "{} schemes, {} blocks of width {}, {} steps of {} x {} {} of {}",
         specs.len(),
         model.blocks,
         model.width,
         config.train.steps,
         config.train.batch,
-        model.context,
-        corpus.summary.description,
+        if model.stack == StackKind::Vision { model.patches() } else { model.context },
+        if model.stack == StackKind::Vision { "patches" } else { "tokens" },
+        corpus.summary().description,
     ));
     let bars = Bars::new(specs.len() * seeds.len(), config.train.steps);
     let comparison = addnorm_train::compare(&specs, &seeds, &corpus, Some(&folder), jobs, &bars)?;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use addnorm_nn::{ForwardOptions, NoObserver, Purpose, Tokens, device, draw, statistics, stream};
+use addnorm_nn::{ForwardOptions, NoObserver, Purpose, StackKind, Tokens, device, draw, statistics, stream};
 use addnorm_train::load_run;
 
 use crate::args::GenerateArguments;
@@ -16,7 +16,12 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let device = device(&arguments.device).map_err(Failure::input)?;
     let run = load_run(&arguments.run, &device)
         .map_err(|error| Failure::input(error).hint("a finished run of 'addnorm train' or 'compare' is wanted"))?;
-    let mut tokens = run.vocabulary.encode(&arguments.prompt).map_err(Failure::input)?;
+    if run.config.model.stack != StackKind::Decoder {
+        let message = format!("a model of the kind '{}' goes on with no text", run.config.model.stack.name());
+        return Err(Failure::input(message).hint("'addnorm translate' writes with a pair"));
+    }
+    let vocabulary = run.vocabulary.as_ref().ok_or_else(|| Failure::input("the run has no vocabulary"))?;
+    let mut tokens = vocabulary.encode(&arguments.prompt).map_err(Failure::input)?;
     if tokens.is_empty() {
         return Err(Failure::input("the prompt is empty").hint("give at least one token to go on from"));
     }
@@ -32,7 +37,7 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         let row = &values[values.len() - run.model.config().vocabulary..];
         tokens.push(draw(row, arguments.temperature, &mut random));
     }
-    let text = run.vocabulary.decode(&tokens);
+    let text = vocabulary.decode(&tokens);
     if arguments.json {
         let report = serde_json::json!({
             "prompt": arguments.prompt, "text": text, "prompt_tokens": prompt_length, "tokens": tokens,

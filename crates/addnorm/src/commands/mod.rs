@@ -9,6 +9,7 @@ pub mod prepare;
 pub mod schemes;
 pub mod show;
 pub mod train;
+pub mod translate;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use addnorm_data::Corpus;
+use addnorm_data::Dataset;
 use addnorm_nn::{MOST_LOGITS, Model, Purpose, stream_seed};
 use addnorm_scheme::library;
-use addnorm_train::{Recompute, RunConfig, RunSpec};
+use addnorm_train::{Recompute, RunConfig, RunSpec, task_of};
 
 use crate::failure::Failure;
 use crate::printer;
@@ -70,7 +70,7 @@ fn memory() -> Option<f64> {
 }
 
 /// Checks the settings, loads the data, and fills in what the data decides.
-pub fn prepare(config: &mut RunConfig) -> Result<Corpus, Failure> {
+pub fn prepare(config: &mut RunConfig) -> Result<Dataset, Failure> {
     for warning in config.validate()? {
         printer::message(&format!("warning: {warning}"));
     }
@@ -79,30 +79,50 @@ pub fn prepare(config: &mut RunConfig) -> Result<Corpus, Failure> {
     if config.data.builtin_seed == 0 {
         config.data.builtin_seed = stream_seed(config.train.seed, Purpose::DataOrder, "corpus") >> 1;
     }
-    let corpus =
-        Corpus::load(&config.data, config.model.context.max(1), config.train.eval_tokens).map_err(|error| {
-            let missing = config.data.paths.iter().find(|path| !path.exists());
-            let name = missing.and_then(|path| path.file_name()).and_then(|name| name.to_str()).unwrap_or_default();
-            let failure = Failure::from(error);
-            if library().any(|(known, _)| known == name) {
-                return failure.hint("schemes stand before '--data', which takes every word up to the next flag");
-            }
-            failure
-        })?;
+    let (task, context) = (task_of(config.model.stack), config.model.context.max(1));
+    let dataset = Dataset::load(task, &config.data, context, config.train.eval_tokens).map_err(|error| {
+        let missing = config.data.paths.iter().find(|path| !path.exists());
+        let name = missing.and_then(|path| path.file_name()).and_then(|name| name.to_str()).unwrap_or_default();
+        let failure = Failure::from(error);
+        if library().any(|(known, _)| known == name) {
+            return failure.hint("schemes stand before '--data', which takes every word up to the next flag");
+        }
+        failure
+    })?;
     for path in config.data.paths.iter_mut().chain(&mut config.data.tokenizer) {
         if let Ok(whole) = std::path::absolute(&*path) {
             *path = whole;
         }
     }
-    let size = corpus.vocabulary.size();
-    if config.model.vocabulary == 0 {
-        config.model.vocabulary = size;
+    let (key, asked, size) = match &dataset {
+        Dataset::ImageClass(images) => {
+            if config.model.image == 0 {
+                config.model.image = images.side;
+            }
+            if config.model.image != images.side || config.model.channels != 1 {
+                let message = format!(
+                    "[model] image: {} pixels in {} channels, and the data has {} in one",
+                    config.model.image, config.model.channels, images.side
+                );
+                return Err(Failure::input(message).hint("leave 'image' and 'channels' out to take what the data says"));
+            }
+            ("classes", &mut config.model.classes, dataset.answers())
+        }
+        _ => ("vocabulary", &mut config.model.vocabulary, dataset.answers()),
+    };
+    if *asked == 0 {
+        *asked = size;
     }
-    if config.model.vocabulary < size {
-        let message = format!("[model] vocabulary: {} is less than the data's {size}", config.model.vocabulary);
+    if *asked < size {
+        let message = format!("[model] {key}: {asked} is less than the data's {size}");
         return Err(Failure::input(message));
     }
-    if let Some(text) = &corpus.summary.text {
+    if let Dataset::SecondText(pairs) = &dataset
+        && pairs.cut > 0
+    {
+        printer::message(&format!("note: {} texts were cut to the context of {context} tokens", pairs.cut));
+    }
+    if let Some(text) = &dataset.summary().text {
         for (count, what) in [
             (text.replaced, "invalid UTF-8 sequences became U+FFFD"),
             (text.skipped.len(), "files that are not UTF-8 were left out"),
@@ -117,5 +137,5 @@ pub fn prepare(config: &mut RunConfig) -> Result<Corpus, Failure> {
         }
     }
     config.model.validate()?;
-    Ok(corpus)
+    Ok(dataset)
 }
