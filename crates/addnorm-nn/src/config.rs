@@ -31,12 +31,14 @@ pub enum ActivationKind {
     Swiglu,
     /// Gated, with GELU on the gate.
     Geglu,
+    /// Gated, with GELU's tanh approximation on the gate.
+    GegluTanh,
 }
 
 impl ActivationKind {
     /// Whether there is a gate matrix.
     pub fn is_gated(self) -> bool {
-        matches!(self, ActivationKind::Swiglu | ActivationKind::Geglu)
+        matches!(self, ActivationKind::Swiglu | ActivationKind::Geglu | ActivationKind::GegluTanh)
     }
 }
 

@@ -226,7 +226,7 @@ impl<'a> Pass<'a> {
     fn activation(&self) -> Activation {
         match self.config().activation {
             ActivationKind::Gelu | ActivationKind::Geglu => Activation::Gelu,
-            ActivationKind::GeluTanh => Activation::GeluTanh,
+            ActivationKind::GeluTanh | ActivationKind::GegluTanh => Activation::GeluTanh,
             ActivationKind::Relu => Activation::Relu,
             ActivationKind::Swiglu => Activation::Silu,
         }

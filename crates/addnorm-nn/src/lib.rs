@@ -14,6 +14,7 @@ mod layout;
 mod measured;
 mod model;
 mod observer;
+mod preset;
 mod random;
 mod weights;
 
@@ -24,6 +25,7 @@ pub use inputs::{IGNORED, Inputs, Tokens};
 pub use layout::{InitialValue, ParameterInfo, Role};
 pub use model::{GradientError, InitialiserRow, LossAndGradients, Model, ModelError};
 pub use observer::{NoObserver, Observer};
+pub use preset::{Preset, UnknownPreset, preset, preset_names};
 pub use random::{Purpose, draw, stream, stream_seed};
 pub use weights::{Weight, Weights, WeightsError};
 

@@ -18,9 +18,9 @@ pub(crate) const BUILT_INS: [(&str, &str); 13] = [
     ("d", "width"),
     ("h", "attention heads"),
     ("t", "training step, from 0"),
-    ("S", "sublayers of this stack"),
-    ("s", "this sublayer, from 1"),
-    ("k", "number of an entry of a history, from 0"),
+    ("sublayers", "sublayers of this stack"),
+    ("sublayer", "this sublayer, from 1"),
+    ("entry", "number of an entry of a history, from 0"),
     ("entries", "entries of a history"),
     (MEASURED_EMBEDDING, "variance of the first stream before the blocks"),
     (MEASURED_BRANCHES, "sum of the variances of the outputs of all sublayers before this one"),
@@ -279,9 +279,11 @@ impl Checker<'_> {
         let mut wrong = None;
         initial.names(&mut |name| {
             let needs = match name {
-                "s" | MEASURED_BRANCHES | MEASURED_EMBEDDING if !per_sublayer => "end the line with 'per sublayer'",
+                "sublayer" | MEASURED_BRANCHES | MEASURED_EMBEDDING if !per_sublayer => {
+                    "end the line with 'per sublayer'"
+                }
                 "entries" if !by_entry => "it is for weights of a history, as in 'learn w[y] = 1/entries'",
-                "k" => "weights of a history all start alike",
+                "entry" => "weights of a history all start alike",
                 _ => return,
             };
             wrong = Some((name.to_string(), needs));
@@ -468,11 +470,13 @@ impl Checker<'_> {
                 typed => self.as_stream(typed, named.value.span)?,
             };
             let known = self.streams.contains(&named.name) || self.histories.contains(&named.name);
-            if is_gate && (known || self.locals.contains(&named.name)) {
-                let message = format!("'{}' is not a gate, and this is one", named.name);
-                return self.error(named.span, message, Some("give the gate a name of its own".into()));
+            let was_gate = self.gates.contains(&named.name);
+            if is_gate != was_gate && (known || self.locals.contains(&named.name)) {
+                let what = if is_gate { "is not a gate, and this is one" } else { "is a gate, and this is none" };
+                let message = format!("'{}' {what}", named.name);
+                return self.error(named.span, message, Some("choose another name".into()));
             }
-            if is_gate {
+            if is_gate && !was_gate {
                 self.gates.push(named.name.clone());
             }
             if !known && !self.streams.contains(&named.name) && !self.locals.contains(&named.name) {
@@ -653,8 +657,8 @@ impl Checker<'_> {
                 return self.error(span, "'t' is the training step, and this is fixed before training", None);
             }
             let (usable, hint) = match name {
-                "k" => (self.in_sum, "it numbers the entries inside sum(...)"),
-                "s" => {
+                "entry" => (self.in_sum, "it numbers the entries inside sum(...)"),
+                "sublayer" => {
                     (place == Place::Learn || (place == Place::Body && self.each.is_some()), "it stands under 'each'")
                 }
                 "entries" | MEASURED_EMBEDDING | MEASURED_BRANCHES => {

@@ -528,8 +528,9 @@ impl Parser<'_> {
             Kind::Symbol("(") => {
                 self.next();
                 let inner = self.expression()?;
+                let end = self.span();
                 self.symbol(")")?;
-                Ok(inner)
+                Ok(Expr { span: span.to(end), ..inner })
             }
             _ => self.expected("a name, a number or '('"),
         }

@@ -55,7 +55,7 @@ impl<'a> Planner<'a> {
             ("M".to_string(), number(decoder_blocks)),
             ("d".to_string(), number(dimensions.width)),
             ("h".to_string(), number(dimensions.heads)),
-            ("S".to_string(), number(dimensions.blocks * dimensions.stack.sublayers().len())),
+            ("sublayers".to_string(), number(dimensions.blocks * dimensions.stack.sublayers().len())),
         ]);
         if let Place::Block(block) = place {
             known.insert("l".to_string(), number(block));
@@ -175,7 +175,8 @@ impl<'a> Planner<'a> {
                 BodyPart::Each(assignments) => {
                     for (at, &sublayer) in self.stack.sublayers().iter().enumerate() {
                         self.sublayer = Some(sublayer);
-                        self.known.insert("s".to_string(), Scalar::Number(self.sublayers_before() + at as f64 + 1.0));
+                        self.known
+                            .insert("sublayer".to_string(), Scalar::Number(self.sublayers_before() + at as f64 + 1.0));
                         for learnable in scheme.learnables.iter().filter(|learnable| learnable.per_sublayer) {
                             let full = Scalar::Name(format!("{}.{}", sublayer.name(), learnable.name));
                             self.known.insert(learnable.name.clone(), full);
@@ -185,7 +186,7 @@ impl<'a> Planner<'a> {
                         }
                     }
                     self.sublayer = None;
-                    self.known.remove("s");
+                    self.known.remove("sublayer");
                     for learnable in scheme.learnables.iter().filter(|learnable| learnable.per_sublayer) {
                         self.known.remove(&learnable.name);
                     }
@@ -269,7 +270,7 @@ impl<'a> Planner<'a> {
         sublayer: usize,
     ) -> Result<(), String> {
         let mut known = self.known.clone();
-        known.insert("s".to_string(), Scalar::Number(sublayer as f64));
+        known.insert("sublayer".to_string(), Scalar::Number(sublayer as f64));
         if let ParameterSize::Entries(entries) = size {
             known.insert("entries".to_string(), Scalar::Number(entries as f64));
         }
@@ -485,7 +486,7 @@ impl<'a> Planner<'a> {
             .collect();
         let outside = self.known.clone();
         for (entry, input) in self.histories[at].clone().into_iter().enumerate() {
-            self.known.insert("k".to_string(), Scalar::Number(entry as f64));
+            self.known.insert("entry".to_string(), Scalar::Number(entry as f64));
             for weight in &weights {
                 self.known.insert(weight.to_string(), Scalar::Name(format!("{weight}[{entry}]")));
             }

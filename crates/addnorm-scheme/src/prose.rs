@@ -249,7 +249,8 @@ impl Algebra for Writer<'_> {
     fn multiply(&mut self, _: Place, gate: Words, value: Words) -> Result<Words, Infallible> {
         let ((gate_text, gate_latex), (text, latex)) = (gate.grouped(), value.grouped());
         let product = format!(r"{gate_latex} \odot {latex}");
-        Ok(Words { text: format!("{gate_text}*{text}"), latex: product, atomic: false, entry: None })
+        // Binds as tightly as whatever it is scaled by.
+        Ok(Words { text: format!("{gate_text}*{text}"), latex: product, atomic: true, entry: None })
     }
 
     fn assign(&mut self, _: Place, name: &str, _: bool, value: Words) -> Result<Words, Infallible> {

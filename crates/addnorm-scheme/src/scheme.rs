@@ -234,7 +234,7 @@ pub enum Operand {
         /// The stream.
         value: Box<Sum>,
     },
-    /// Every entry of a history so far; the term's coefficient may depend on the entry's number `k`, from 0.
+    /// Every entry of a history so far; the term's coefficient may depend on the entry's number `entry`, from 0.
     History(String),
     /// The attention or the feed-forward network.
     Sublayer(Sublayer, Box<Sum>),

@@ -228,7 +228,7 @@ proptest! {
     fn no_arrangement_of_words_breaks_the_reader(words in proptest::collection::vec(prop::sample::select(vec![
         "each", "f", ":", "x", "=", "+", "-", "*", "/", "^", "(", ")", "[", "]", ",", ";", "\n", "\n    ", "norm", "attn", "ffn", "stop",
         "head", "block", "let", "learn", "streams", "init", "wo", "times", "normal", "0.5", "1", "L", "l", "t", "d", "a", "<=", "==", "and",
-        "embed", "gate", "history", "sum", "choose", "cross", "not", "eps", "k", "s", "y", "per", "sublayer", "for", "encoder", "of", "pair", "\"t\"", "title", "#", "sqrt", "silu", " ", "head: x", "each f:\n    x = x + f(norm(x))\n",
+        "embed", "gate", "history", "sum", "choose", "cross", "not", "eps", "entry", "sublayer", "y", "per", "sublayer", "for", "encoder", "of", "pair", "\"t\"", "title", "#", "sqrt", "silu", " ", "head: x", "each f:\n    x = x + f(norm(x))\n",
     ]), 0..60)) {
         let text = words.join(" ");
         if let Ok(scheme) = Scheme::parse("fuzz", &text) {

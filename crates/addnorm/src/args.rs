@@ -21,7 +21,9 @@ pub struct Arguments {
 pub enum Command {
     /// List the schemes that come with addnorm
     Schemes(SchemesArguments),
-    /// Show a scheme: equations, constants at a depth, initialisers, cost
+    /// List the published models whose configurations come with addnorm
+    Models(ModelsArguments),
+    /// Show a scheme (equations, constants at a depth, initialisers, cost) or a published model
     Show(ShowArguments),
     /// Check a scheme's text without running it
     Check(CheckArguments),
@@ -42,22 +44,36 @@ pub struct SchemesArguments {
     /// Write JSON
     #[arg(long)]
     pub json: bool,
+    /// Write them all as a document with diagrams into this folder
+    #[arg(long, value_name = "FOLDER", conflicts_with = "json")]
+    pub markdown: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ModelsArguments {
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = include_str!("help/show.txt"))]
 pub struct ShowArguments {
-    /// A scheme's name, a path to a file, or the text itself
+    /// A scheme's name (with constants set, as in 'mix-ln(ratio=1/2)'), a path to a file, the text itself, or a
+    /// model's name
     pub scheme: String,
-    /// Blocks
-    #[arg(long, default_value_t = 24)]
-    pub depth: usize,
-    /// Width of the residual stream
-    #[arg(long, default_value_t = 64)]
-    pub width: usize,
-    /// Attention heads
-    #[arg(long, default_value_t = 4)]
-    pub heads: usize,
+    /// decoder, encoder, pair, vision
+    #[arg(long, value_parser = word::<StackKind>, value_name = "KIND")]
+    pub stack: Option<StackKind>,
+    /// Blocks [default: 24, or the model's]
+    #[arg(long)]
+    pub depth: Option<usize>,
+    /// Width of the residual stream [default: 64, or the model's]
+    #[arg(long)]
+    pub width: Option<usize>,
+    /// Attention heads [default: 4, or the model's]
+    #[arg(long)]
+    pub heads: Option<usize>,
     /// Write JSON, with LaTeX and the block's diagram as SVG
     #[arg(long)]
     pub json: bool,
@@ -152,6 +168,9 @@ pub struct RunFlags {
     /// A configuration file (TOML) to start from
     #[arg(long = "config", value_name = "FILE", id = "config_file")]
     pub config: Option<PathBuf>,
+    /// A published model to start from, with its scheme where none is given; 'addnorm models' lists them
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     /// decoder (next token), encoder (hidden tokens), pair (translation), vision (images)
     #[arg(long, value_parser = word::<StackKind>, value_name = "KIND")]
     pub stack: Option<StackKind>,

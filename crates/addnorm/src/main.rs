@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Command::Schemes(arguments) => commands::schemes::schemes(&arguments),
+        Command::Models(arguments) => commands::models::models(&arguments),
         Command::Show(arguments) => commands::show::show(&arguments),
         Command::Check(arguments) => commands::check::check(&arguments),
         Command::Compare(arguments) => commands::compare::compare(&arguments),

@@ -48,7 +48,7 @@ fn showing_and_checking_as_json() {
     assert_eq!(shown["constants"][2]["constants"]["alpha"], "128.0000");
     assert_eq!(shown["equations"]["blocks"][1]["equations"][0]["text"], "x = norm(alpha*x + attn(norm(x)))");
     assert!(shown["diagrams"][0].as_str().unwrap().starts_with("<svg"));
-    assert_eq!(json(&["schemes", "--json"]).as_array().unwrap().len(), 16);
+    assert_eq!(json(&["schemes", "--json"]).as_array().unwrap().len(), 43);
     let right = json(&["check", "post", "--json"]);
     assert_eq!((right["ok"].as_bool(), right["lints"].as_array().unwrap().len()), (Some(true), 0));
     let wrong = json(&["check", "each f: x = x + f(nrm(x)); head: x", "--json"]);

@@ -90,3 +90,22 @@ fn the_settings_in_the_documents_are_all_settings_with_their_defaults() {
         keys.iter().for_each(|key| assert!(text.contains(key), "[{section}] {key} is missing"));
     }
 }
+
+#[test]
+fn the_document_of_schemes_is_what_the_scheme_files_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_addnorm"))
+        .args(["schemes", "--markdown"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let again = "docs/schemes.md is stale: run 'addnorm schemes --markdown docs'";
+    let anew = std::fs::read_to_string(folder.path().join("schemes.md")).unwrap();
+    assert!(anew == read("docs/schemes.md"), "{again}");
+    for entry in std::fs::read_dir(folder.path().join("diagrams")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        assert!(std::fs::read_to_string(&path).unwrap() == read(&format!("docs/diagrams/{name}")), "{again}: {name}");
+    }
+}

@@ -8,7 +8,7 @@ use addnorm_train::{RunConfig, RunSpec, check_gradients, default_comparison};
 
 use crate::args::CompareArguments;
 use crate::commands::prepare::{absolute, fits, prepare};
-use crate::commands::{output_folder, read_config};
+use crate::commands::{output_folder, read_config, start_from_model};
 use crate::failure::Failure;
 use crate::printer::{self, Bars};
 
@@ -18,6 +18,8 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
         Some(path) => read_config(path)?,
         None => default.settings,
     };
+    start_from_model(arguments.run.model.as_deref(), &mut config)?;
+    config.scheme.clear();
     arguments.run.apply(&mut config);
     if !(1..=1000).contains(&arguments.seeds) {
         return Err(Failure::input(format!("a comparison has 1 to 1000 seeds, not {}", arguments.seeds)));

@@ -5,6 +5,7 @@ mod bench_worker;
 pub mod check;
 pub mod compare;
 pub mod generate;
+pub mod models;
 pub mod prepare;
 pub mod schemes;
 pub mod show;
@@ -14,6 +15,7 @@ pub mod translate;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use addnorm_nn::{ModelConfig, UnknownPreset, preset};
 use addnorm_train::RunConfig;
 
 use crate::failure::Failure;
@@ -26,6 +28,23 @@ pub fn read_config(path: &Path) -> Result<RunConfig, Failure> {
         error.message = format!("{}: {}", path.display(), error.message);
         error.into()
     })
+}
+
+/// Puts a published model's sizes over the configuration, if one is asked for. Its vocabulary is the data's.
+pub fn start_from_model(name: Option<&str>, config: &mut RunConfig) -> Result<(), Failure> {
+    let Some(name) = name else { return Ok(()) };
+    let preset = preset(name).map_err(unknown_model)?;
+    config.model = ModelConfig { vocabulary: 0, classes: 0, image: 0, channels: 1, ..preset.model };
+    if config.scheme.is_empty() {
+        config.scheme = preset.scheme;
+    }
+    Ok(())
+}
+
+/// A model that is not there, in words.
+pub fn unknown_model(error: UnknownPreset) -> Failure {
+    let hint = error.hint.clone();
+    Failure::input(error).hint(hint)
 }
 
 /// The folder to write to: the one that was asked for, or a new one under `runs/`.

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use addnorm_nn::{Model, ModelConfig};
+use addnorm_nn::{Model, ModelConfig, StackKind, preset_names};
 use addnorm_scheme::diagram::diagram;
 use addnorm_scheme::prose::{prose, scalar_as_text};
 use addnorm_scheme::{Coefficient, ParameterSize, Scalar, Section, Step, lookup};
 
 use crate::args::ShowArguments;
+use crate::commands::models::show_model;
 use crate::failure::Failure;
 use crate::printer;
 
@@ -16,18 +17,26 @@ use crate::printer;
 const VOCABULARY: usize = 256;
 
 pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
+    if preset_names().any(|name| name == arguments.scheme) {
+        return show_model(arguments);
+    }
     let scheme = lookup(&arguments.scheme)?;
+    let (depth, width, heads) =
+        (arguments.depth.unwrap_or(24), arguments.width.unwrap_or(64), arguments.heads.unwrap_or(4));
+    let stack = arguments.stack.unwrap_or(StackKind::Decoder);
     let config = ModelConfig {
-        blocks: arguments.depth,
-        width: arguments.width,
-        heads: arguments.heads,
+        stack,
+        blocks: depth,
+        width,
+        heads,
         vocabulary: VOCABULARY,
+        classes: VOCABULARY,
+        image: 28,
         ..ModelConfig::default()
     };
     let model = Model::new(&scheme, &config).map_err(Failure::input)?;
     let (plan, cost) = (model.plan(), model.cost());
     let words = prose(plan);
-    let depth = arguments.depth;
     let mut shown: Vec<usize> = vec![1, depth.div_ceil(2), depth];
     shown.dedup();
     let names: Vec<&str> = plan.blocks[0].constants.iter().map(|(name, _)| name.as_str()).collect();
@@ -58,7 +67,7 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
             .collect();
         let report = serde_json::json!({
             "name": scheme.name, "title": scheme.title, "papers": scheme.papers, "notes": scheme.notes,
-            "depth": depth, "width": arguments.width, "heads": arguments.heads, "streams": plan.streams,
+            "stack": stack.name(), "depth": depth, "width": width, "heads": heads, "streams": plan.streams,
             "equations": words, "constants": constants, "diagrams": diagrams,
             "norm": model.norm_kind().name(), "epsilon": config.epsilon,
             "norms": shown.iter().map(|&block| serde_json::json!({
@@ -137,8 +146,8 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
         text,
         "\nAt width {}, {} heads, {} blocks, vocabulary {VOCABULARY}, context {}: {} parameters, {:.0} kFLOP forward\n\
          and {:.1} kB of activations a token. Norms are {} with epsilon {:e} inside the root.",
-        arguments.width,
-        arguments.heads,
+        width,
+        heads,
         depth,
         config.context,
         cost.parameters,
@@ -166,7 +175,9 @@ fn factors(model: &Model) -> Vec<Scalar> {
     let mut found: Vec<Scalar> = Vec::new();
     for coefficient in model.plan().blocks.iter().flat_map(coefficients) {
         let mut dimensional = false;
-        coefficient.symbol.names(&mut |name| dimensional |= ["L", "l", "N", "M", "d", "h", "S", "s"].contains(&name));
+        coefficient
+            .symbol
+            .names(&mut |name| dimensional |= ["L", "l", "N", "M", "d", "h", "sublayers", "sublayer"].contains(&name));
         let known = found.contains(&coefficient.symbol);
         if dimensional && coefficient.fixed().is_some() && !known {
             found.push(coefficient.symbol.clone());

@@ -8,7 +8,7 @@ use addnorm_train::{Progress, RunConfig, RunSpec, check_gradients};
 
 use crate::args::TrainArguments;
 use crate::commands::prepare::{absolute, fits, prepare};
-use crate::commands::{output_folder, read_config};
+use crate::commands::{output_folder, read_config, start_from_model};
 use crate::failure::Failure;
 use crate::printer::{self, Bars};
 
@@ -18,6 +18,7 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
         (Some(path), None) | (None, Some(path)) => read_config(path)?,
         (None, None) => RunConfig::default(),
     };
+    start_from_model(arguments.run.model.as_deref(), &mut config)?;
     arguments.run.apply(&mut config);
     if let Some(scheme) = &arguments.scheme {
         config.scheme.clone_from(scheme);
