@@ -6,6 +6,7 @@
 //! This crate does not know what a run is.
 
 mod config;
+mod convert;
 mod device;
 mod forward;
 mod gradient;
@@ -19,6 +20,7 @@ mod random;
 mod weights;
 
 pub use config::{ActivationKind, ConfigError, ModelConfig, Positions, QkNorm, StackKind};
+pub use convert::ConvertError;
 pub use device::{DeviceError, device};
 pub use forward::ForwardOptions;
 pub use inputs::{IGNORED, Inputs, Tokens};

@@ -1,5 +1,6 @@
 //! Everything that a run depends on.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use addnorm_data::DataConfig;
@@ -46,6 +47,9 @@ pub struct TrainConfig {
     pub eval_tokens: usize,
     /// Steps from one look at the layers to the next; 0 for a tenth of all steps.
     pub probe_every: u64,
+    /// The folder of a run whose weights to start from; none for fresh ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
     /// The seed that every random stream derives from.
     pub seed: u64,
     /// Threads of the run; 0 for all cores. It decides the order of sums, and so the last bits of the result.
@@ -73,6 +77,7 @@ impl Default for TrainConfig {
             eval_every: 0,
             eval_tokens: 16_384,
             probe_every: 0,
+            from: None,
             seed: 1,
             threads: 0,
             device: "flex".to_string(),
@@ -215,6 +220,7 @@ pub const CONFIG_SECTIONS: [(&str, &[&str]); 4] = [
             "eval_every",
             "eval_tokens",
             "probe_every",
+            "from",
             "seed",
             "threads",
             "device",

@@ -225,6 +225,33 @@ pub struct LoadedRun {
     pub meta: RunMeta,
 }
 
+/// Writes a converted model as the folder of a finished run, which can be read, used and trained on as any other.
+/// What was measured stays with the run that it comes from.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_converted(
+    run: &LoadedRun,
+    scheme: &Scheme,
+    model: &Model,
+    weights: &Weights,
+    path: &Path,
+) -> Result<(), FolderError> {
+    let config = RunConfig { scheme: scheme.name.clone(), model: model.config().clone(), ..run.config.clone() };
+    let folder = RunFolder::create(path, &config, scheme)?;
+    let meta = RunMeta {
+        scheme: scheme.name.clone(),
+        title: scheme.title.clone(),
+        parameters: model.parameter_count(),
+        norm: format!("{}, epsilon {:e}", model.norm_kind().name(), config.model.epsilon),
+        initialisers: model.initialisers(),
+        decayed: model.parameters().iter().filter(|info| info.decays()).count(),
+        tensors: model.parameters().len(),
+        ..run.meta.clone()
+    };
+    folder.finish(model, weights, &config, scheme, &meta)
+}
+
 /// Reads a finished run.
 ///
 /// # Errors

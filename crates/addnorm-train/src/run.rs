@@ -51,6 +51,9 @@ pub enum RunError {
     /// The run folder cannot be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// The weights to start from cannot be read, or are of another model.
+    #[error(transparent)]
+    Start(addnorm_nn::WeightsError),
     /// A parameter would never learn.
     #[error("{scheme}: {error}")]
     Gradient {
@@ -209,7 +212,10 @@ impl<'a> Trainer<'a> {
         let mut weights = model.initialise(train.seed, &device, DType::F32);
         let order = stream_seed(train.seed, Purpose::DataOrder, "windows");
         let (context, patch) = (config.model.context, config.model.patch);
-        if model.is_measured() {
+        if let Some(from) = &train.from {
+            let path = from.join("model.safetensors");
+            weights = Weights::load(model.parameters(), &path, &device).map_err(RunError::Start)?;
+        } else if model.is_measured() {
             // On the first examples that training will see.
             let first = Feed::new(dataset, context, patch, order, Cursor::default()).next_batch(train.batch);
             model.calibrate(&mut weights, Batch::from(first).inputs);

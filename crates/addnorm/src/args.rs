@@ -33,6 +33,8 @@ pub enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model
     Generate(GenerateArguments),
+    /// Write a run's model as the same function in another form
+    Convert(ConvertArguments),
     /// Write translations with a trained pair, and score them
     Translate(TranslateArguments),
     /// Time training steps, evaluations and norms, beside the same in another framework
@@ -131,6 +133,25 @@ pub struct GenerateArguments {
     /// Seed of the draws
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// flex, cuda:N or wgpu
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = include_str!("help/convert.txt"))]
+pub struct ConvertArguments {
+    /// The folder of a finished run
+    pub run: PathBuf,
+    /// The scheme whose form it is to have: pre-rmsnorm, pre-crmsnorm, or a file or text of your own
+    #[arg(long, value_name = "SCHEME")]
+    pub to: String,
+    /// Folder to write to [default: a new one under runs/]
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
     /// flex, cuda:N or wgpu
     #[arg(long, default_value = "flex")]
     pub device: String,
@@ -256,6 +277,9 @@ pub struct RunFlags {
     /// flex, cuda:N or wgpu
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// The folder of a run whose weights to start from
+    #[arg(long, value_name = "FOLDER")]
+    pub from: Option<PathBuf>,
     /// What to train on: text files and folders; for a pair .tsv files, or two files line by line; for images a
     /// folder of IDX files or a CSV. Without it, what is built in
     #[arg(long, value_name = "PATH", num_args = 1..)]
@@ -351,6 +375,9 @@ impl RunFlags {
         set(&self.seed, &mut train.seed);
         set(&self.threads, &mut train.threads);
         set(&self.device, &mut train.device);
+        if self.from.is_some() {
+            train.from = self.from.clone();
+        }
         if !self.data.is_empty() {
             data.paths = self.data.clone();
         }

@@ -4,6 +4,7 @@ pub mod bench;
 mod bench_worker;
 pub mod check;
 pub mod compare;
+pub mod convert;
 pub mod generate;
 pub mod models;
 pub mod prepare;

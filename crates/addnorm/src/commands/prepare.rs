@@ -89,7 +89,7 @@ pub fn prepare(config: &mut RunConfig) -> Result<Dataset, Failure> {
         }
         failure
     })?;
-    for path in config.data.paths.iter_mut().chain(&mut config.data.tokenizer) {
+    for path in config.data.paths.iter_mut().chain(&mut config.data.tokenizer).chain(&mut config.train.from) {
         if let Ok(whole) = std::path::absolute(&*path) {
             *path = whole;
         }
