@@ -66,6 +66,15 @@ pub fn attention(
     norms: [Option<HeadNorm>; 3],
     settings: &AttentionSettings,
 ) -> Tensor<3> {
+    if !flex::is_flex(&q) {
+        check(&q, &k, &v, &norms, settings);
+        return composed(q, k, v, norms, settings);
+    }
+    let (kernel, inputs) = kernel(q, k, v, norms, settings);
+    flex::run(kernel, inputs)
+}
+
+fn check(q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>, norms: &[Option<HeadNorm>; 3], settings: &AttentionSettings) {
     let [batch, time, width] = q.dims();
     let AttentionSettings { heads, kv_heads, .. } = *settings;
     assert!(heads > 0 && width % heads == 0, "the heads divide the width");
@@ -78,9 +87,18 @@ pub fn attention(
     assert!(settings.rotary.is_none() || head.is_multiple_of(2), "rotary positions need an even head width");
     assert!(norms.iter().flatten().all(|norm| norm.gain.dims() == [head]), "a norm has the width of a head");
     assert!(settings.visible.as_ref().is_none_or(|keys| keys.len() == batch * key_time), "one mark a key");
-    if !flex::is_flex(&q) {
-        return composed(q, k, v, norms, settings);
-    }
+}
+
+/// The kernel on the CPU, and what it takes.
+pub(crate) fn kernel(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    norms: [Option<HeadNorm>; 3],
+    settings: &AttentionSettings,
+) -> (Attention, Vec<flex::Input>) {
+    check(&q, &k, &v, &norms, settings);
+    let AttentionSettings { heads, kv_heads, .. } = *settings;
     let part = |which: usize| Part {
         norm: norms[which].as_ref().map(|norm| norm.norm),
         vectors: norms[which].as_ref().map_or(0, |norm| 1 + usize::from(norm.bias.is_some())),
@@ -93,7 +111,7 @@ pub fn attention(
         inputs.push(flex::input(norm.gain));
         inputs.extend(norm.bias.map(flex::input));
     }
-    flex::run(Attention { heads, kv_heads, causal: settings.causal, parts, visible: settings.visible.clone() }, inputs)
+    (Attention { heads, kv_heads, causal: settings.causal, parts, visible: settings.visible.clone() }, inputs)
 }
 
 /// The same out of Burn's operators, for other devices.
@@ -172,12 +190,12 @@ pub fn composed(
 }
 
 #[derive(Debug, Clone)]
-struct Attention {
-    heads: usize,
-    kv_heads: usize,
-    causal: bool,
+pub(crate) struct Attention {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub causal: bool,
     /// Queries, keys, values.
-    parts: [Part; 3],
+    pub parts: [Part; 3],
     visible: Option<Arc<[bool]>>,
 }
 
@@ -207,7 +225,7 @@ impl Attention {
     }
 
     /// The marks of one sequence's keys.
-    fn marks(&self, sequence: usize, key_time: usize) -> Option<&[bool]> {
+    pub fn marks(&self, sequence: usize, key_time: usize) -> Option<&[bool]> {
         self.visible.as_ref().map(|visible| &visible[sequence * key_time..][..key_time])
     }
 
@@ -229,7 +247,7 @@ impl Attention {
     }
 
     /// Where a norm's vectors lie among the inputs.
-    fn vectors(&self, part: usize) -> std::ops::Range<usize> {
+    pub fn vectors(&self, part: usize) -> std::ops::Range<usize> {
         let start = 3 + self.parts[..part].iter().map(|part| part.vectors).sum::<usize>();
         start..start + self.parts[part].vectors
     }
@@ -342,12 +360,14 @@ impl Kernel for Attention {
                 let q = &q[(sequence * time + start) * width..];
                 let (k, v) = (&k[sequence * kv_size..][..kv_size], &v[sequence * kv_size..][..kv_size]);
                 let keys = self.keys(start, count, key_time);
-                let mut weights = Buffer::<E>::take(count * keys);
+                // One size for every block, which the next block and the next step take again.
+                let mut all_weights = Buffer::<E>::take(QUERIES.min(time) * key_time);
+                let weights = &mut all_weights[..count * keys];
                 for number in 0..self.heads {
                     let head = self.head(number, key_time, width);
-                    self.scores((q, start), k, &head, (start, count), &mut weights);
-                    softmax_rows(&mut weights, keys, start + 1, self.causal, self.marks(sequence, key_time), &mut kept[2 * number..], stride);
-                    product((count, keys, head.width), (&weights, At::rows(keys)), (v, head.kv), (y, head.q), false, E::of(1.0), Threads::One);
+                    self.scores((q, start), k, &head, (start, count), weights);
+                    softmax_rows(weights, keys, start + 1, self.causal, self.marks(sequence, key_time), &mut kept[2 * number..], stride);
+                    product((count, keys, head.width), (&*weights, At::rows(keys)), (v, head.kv), (y, head.q), false, E::of(1.0), Threads::One);
                 }
             });
             let saved = if tracked { vec![kept.into_tensor(&[shape[0] * time, stride])] } else { Vec::new() };

@@ -37,6 +37,7 @@ pub mod parallel;
 pub mod rotary;
 mod simd;
 mod slot;
+pub mod sparse_attention;
 pub mod statistics;
 pub mod tap;
 
@@ -55,4 +56,5 @@ pub use norm::{Norm, add_norm, norm};
 pub use optimizer::{AdamwParameter, AdamwStep, adamw, sum_of_squares, total_of_squares};
 pub use parallel::{alone, threads};
 pub use rotary::rotary;
+pub use sparse_attention::{SoftmaxWork, sparse_attention, take_softmax_work};
 pub use tap::{GradientTap, records_gradients, tap};

@@ -145,6 +145,10 @@ pub struct ModelConfig {
     pub channels: usize,
     /// Classes of images; 0 stands for what the data says.
     pub classes: usize,
+    /// What the attention may leave out: at most this share of every query's weight; 0 for nothing.
+    pub sparse_softmax: f64,
+    /// How far sparse norms may be off, as RMS over RMS on the examples they are chosen by; 0 for dense ones.
+    pub sparse_norm: f64,
     /// Dropout on the embedding and on every branch before it is added.
     pub dropout: f64,
     /// Norm kind, where the scheme leaves it open.
@@ -186,6 +190,8 @@ impl Default for ModelConfig {
             patch: 4,
             channels: 1,
             classes: 0,
+            sparse_softmax: 0.0,
+            sparse_norm: 0.0,
             dropout: 0.0,
             norm: NormKind::Layernorm,
             epsilon: 1e-5,
@@ -294,6 +300,11 @@ impl ModelConfig {
         }
         if self.positions == Positions::Rope && !(self.rope_base.is_finite() && self.rope_base > 0.0) {
             return fail("rope_base", format!("{} is not a positive number", self.rope_base));
+        }
+        for (key, share) in [("sparse_softmax", self.sparse_softmax), ("sparse_norm", self.sparse_norm)] {
+            if !(0.0..1.0).contains(&share) {
+                return fail(key, format!("{share} is not in [0, 1)"));
+            }
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return fail("dropout", format!("{} is not in [0, 1)", self.dropout));

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use addnorm_kernels::{
-    Activation, AttentionSettings, HeadNorm, Norm, activated_linear, activation, add_norm, attention, dropout,
-    embedding, gated_activation, head_loss, learned_sum, linear, weighted_sum,
+    Activation, AttentionSettings, HeadNorm, Norm, activated_linear, activation, add_norm, dropout, embedding,
+    gated_activation, head_loss, learned_sum, linear, sparse_attention, weighted_sum,
 };
 use addnorm_scheme::{
     Algebra, HeadNormScope, Mix, NormKind, Operator, Place, Plan, Scalar, ScalarFunction, Section, Sublayer, entry_of,
@@ -20,6 +20,7 @@ use crate::inputs::{IGNORED, Inputs, Tokens};
 use crate::layout::{AttentionAt, LinearAt, NormAt, SectionAt, TowerAt};
 use crate::model::Model;
 use crate::observer::Observer;
+use crate::sparse_norm::SparseNorms;
 use crate::weights::{Weight, Weights};
 
 /// What may differ from one forward pass to the next.
@@ -344,7 +345,29 @@ impl<'a> Pass<'a> {
                 let whole = Tensor::cat(vec![x, last], 2);
                 add_norm(vec![(1.0, whole)], None, None, self.norm_of(at, scale)).slice_dim(2, 0..stored)
             }
-            _ => add_norm(terms, at.gain.map(parameter), at.bias.map(parameter), self.norm_of(at, scale)),
+            _ => self.statistics_norm(terms, at, scale),
+        }
+    }
+
+    /// A norm that takes statistics, over all dimensions or those that were chosen.
+    fn statistics_norm(&self, terms: Vec<(f64, Tensor<3>)>, at: NormAt, scale: f64) -> Tensor<3> {
+        let (gain, bias) = (at.gain.map(|at| self.parameters.vector(at)), at.bias.map(|at| self.parameters.vector(at)));
+        let settings = self.norm_of(at, scale);
+        let (sparse, key) = (&self.model.sparse_norms, at.gain);
+        match (sparse, key, gain) {
+            (SparseNorms::Measure(_), Some(key), gain) => {
+                let x = weighted_sum(terms);
+                let y = add_norm(vec![(1.0, x.clone())], gain, bias, settings);
+                sparse.look(key, &x, &y);
+                y
+            }
+            (SparseNorms::On(_), Some(key), Some(gain)) if sparse.choice(key).is_some() => {
+                let x = weighted_sum(terms);
+                let choice = sparse.choice(key).expect("just found");
+                let gain = if settings.gain_offset == 0.0 { gain } else { gain + settings.gain_offset };
+                choice.apply(x, gain, bias, settings.centre, settings.epsilon, scale)
+            }
+            (_, _, gain) => add_norm(terms, gain, bias, settings),
         }
     }
 
@@ -425,7 +448,8 @@ impl<'a> Pass<'a> {
         let (key, key_norm) = self.projection(memory.clone(), at.key, at.key_norm, at.scope);
         let (value, value_norm) = self.projection(memory, at.value, at.value_norm, at.scope);
         let settings = AttentionSettings { heads, kv_heads, causal, rotary, visible };
-        let mut y = attention(query, key, value, [query_norm, key_norm, value_norm], &settings);
+        let norms = [query_norm, key_norm, value_norm];
+        let mut y = sparse_attention(query, key, value, norms, &settings, self.config().sparse_softmax);
         if let Some(scale) = at.head_scale {
             let [batch, time, width] = y.dims();
             let scale = self.parameters.vector(scale).reshape([1, 1, heads, 1]);

@@ -17,6 +17,7 @@ mod model;
 mod observer;
 mod preset;
 mod random;
+mod sparse_norm;
 mod weights;
 
 pub use config::{ActivationKind, ConfigError, ModelConfig, Positions, QkNorm, StackKind};
@@ -29,11 +30,12 @@ pub use model::{GradientError, InitialiserRow, LossAndGradients, Model, ModelErr
 pub use observer::{NoObserver, Observer};
 pub use preset::{Preset, UnknownPreset, preset, preset_names};
 pub use random::{Purpose, draw, stream, stream_seed};
+pub use sparse_norm::{NormWork, take_norm_work};
 pub use weights::{Weight, Weights, WeightsError};
 
 pub use addnorm_kernels::{
-    AdamwParameter, AdamwStep, GradientTap, MOST_LOGITS, Product, adamw, alone, bench, fresh_bytes, product_operations,
-    record_products, records_gradients, release_idle, repeat_products, statistics, sum_of_squares, tap,
-    total_of_squares,
+    AdamwParameter, AdamwStep, GradientTap, MOST_LOGITS, Product, SoftmaxWork, adamw, alone, bench, fresh_bytes,
+    product_operations, record_products, records_gradients, release_idle, repeat_products, statistics, sum_of_squares,
+    take_softmax_work, tap, total_of_squares,
 };
 pub use burn::tensor::{DType, Device, Tensor};

@@ -14,6 +14,7 @@ use crate::gradient::{part, parts_of, side_by_side};
 use crate::inputs::{Inputs, Tokens};
 use crate::layout::{InitialValue, Layout, ParameterInfo, Role};
 use crate::observer::{NoObserver, Observer};
+use crate::sparse_norm::SparseNorms;
 use crate::weights::{Weight, Weights};
 
 /// A Transformer with its scheme: every parameter by name, none of their numbers.
@@ -24,6 +25,7 @@ pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) norm: NormKind,
     pub(crate) layout: Layout,
+    pub(crate) sparse_norms: SparseNorms,
 }
 
 /// What some kinds of matrices start from.
@@ -107,7 +109,7 @@ impl Model {
         let plans = stacks.into_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
         let norm = plans[0].norm.unwrap_or(config.norm);
         let layout = Layout::new(&plans, config, norm)?;
-        Ok(Self { plans, config: config.clone(), norm, layout })
+        Ok(Self { plans, config: config.clone(), norm, layout, sparse_norms: SparseNorms::Off })
     }
 
     /// The plan; of a pair its decoder's.

@@ -195,6 +195,8 @@ pub const CONFIG_SECTIONS: [(&str, &[&str]); 4] = [
             "patch",
             "channels",
             "classes",
+            "sparse_softmax",
+            "sparse_norm",
             "dropout",
             "norm",
             "epsilon",

@@ -384,7 +384,20 @@ impl<'a> Trainer<'a> {
         Ok(found.loss)
     }
 
+    /// Significance moves as training goes: sparse norms are chosen anew at every look, from training examples.
+    fn choose_norms(&mut self) {
+        let share = self.spec.config.model.sparse_norm;
+        if share > 0.0 {
+            let (train, model) = (&self.spec.config.train, &self.spec.config.model);
+            let order = stream_seed(train.seed, Purpose::DataOrder, "norms");
+            let mut feed = Feed::new(self.dataset, model.context, model.patch, order, Cursor::default());
+            let examples = Batch::from(feed.next_batch(train.batch));
+            self.model = self.model.with_sparse_norms(&self.weights, examples.inputs, share);
+        }
+    }
+
     fn look_at_layers(&mut self, step: u64) -> Result<(), RunError> {
+        self.choose_norms();
         let Batch { inputs, targets } = &self.diagnostic;
         let recompute = self.spec.config.train.recompute.blocks();
         let layers = measure(&self.model, &self.weights, inputs, targets.clone(), step, recompute);

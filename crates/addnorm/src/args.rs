@@ -33,6 +33,8 @@ pub enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model
     Generate(GenerateArguments),
+    /// Measure sparse softmax and sparse norms on a trained model: work saved against output error
+    Sparse(SparseArguments),
     /// Write a run's model as the same function in another form
     Convert(ConvertArguments),
     /// Write translations with a trained pair, and score them
@@ -136,6 +138,24 @@ pub struct GenerateArguments {
     /// flex, cuda:N or wgpu
     #[arg(long, default_value = "flex")]
     pub device: String,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SparseArguments {
+    /// The folder of a finished run
+    pub run: PathBuf,
+    /// Errors of the softmax to try: this share of a query's weight is left out at most
+    #[arg(long, value_delimiter = ',', default_value = "0,1e-3,1e-2,3e-2,0.1", value_name = "X,...")]
+    pub softmax: Vec<f64>,
+    /// Errors of the norms to try: how far their results may be off, RMS over RMS
+    #[arg(long, value_delimiter = ',', default_value = "1e-2,3e-2,0.1,0.2", value_name = "X,...")]
+    pub norm: Vec<f64>,
+    /// Also run one sequence of so many tokens
+    #[arg(long, value_name = "N")]
+    pub long: Option<usize>,
     /// Write JSON
     #[arg(long)]
     pub json: bool,

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Compare(arguments) => commands::compare::compare(&arguments),
         Command::Train(arguments) => commands::train::train(&arguments),
         Command::Generate(arguments) => commands::generate::generate(&arguments),
+        Command::Sparse(arguments) => commands::sparse::sparse(&arguments),
         Command::Convert(arguments) => commands::convert::convert(&arguments),
         Command::Translate(arguments) => commands::translate::translate(&arguments),
         Command::Bench(arguments) => commands::bench::bench(&arguments),

@@ -10,6 +10,7 @@ pub mod models;
 pub mod prepare;
 pub mod schemes;
 pub mod show;
+pub mod sparse;
 pub mod train;
 pub mod translate;
 
