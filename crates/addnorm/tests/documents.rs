@@ -47,7 +47,8 @@ fn every_scheme_in_the_documents_trains_a_step() {
 
 #[test]
 fn every_command_in_the_documents_is_understood() {
-    for document in ["docs/scheme-language.md", "docs/performance.md", "README.md", "README.zh-CN.md"] {
+    for document in ["docs/scheme-language.md", "docs/performance.md", "docs/tasks.md", "README.md", "README.zh-CN.md"]
+    {
         for block in blocks(&read(document), "sh") {
             for line in block.lines().filter(|line| line.starts_with("addnorm ")) {
                 let words = split(line);
