@@ -325,7 +325,8 @@ mod tests {
             let half = WORDS.len() as u32 / 2;
             let mut back: Vec<u32> = pair.target.iter().map(|word| word - half).collect();
             let mut source = pair.source.clone();
-            (back.sort_unstable(), source.sort_unstable());
+            back.sort_unstable();
+            source.sort_unstable();
             assert_eq!(back, source, "the same words in another order");
         }
         assert_eq!(pairs, builtin(50, 3));

@@ -280,7 +280,8 @@ impl<E: Element> Kept<E> {
             self.tails[at] = self.tails[at + 1] + GROUP as f64 * (self.bounds[at].0 - highest).exp();
         }
         work.exponentials += groups as u64;
-        (self.scores.clear(), self.of_key.clear());
+        self.scores.clear();
+        self.of_key.clear();
         let mut largest = f64::NEG_INFINITY;
         let mut visited = 0;
         for at in 0..groups {
@@ -319,7 +320,9 @@ impl<E: Element> Kept<E> {
         work.dense_exponentials += all;
         work.dense_score_products += all * width;
         work.dense_value_products += all * width;
-        (self.keys.clear(), self.weights.clear(), self.largest.clear());
+        self.keys.clear();
+        self.weights.clear();
+        self.largest.clear();
         if query.visible.is_some() {
             for (score, &key) in self.scores.iter_mut().zip(&self.of_key) {
                 if !query.shows(key as usize) {
@@ -373,7 +376,8 @@ impl<E: Element> Kept<E> {
             (self.weights[count], self.keys[count]) = (self.weights[at], self.keys[at]);
             count += 1;
         }
-        (self.weights.truncate(count), self.keys.truncate(count));
+        self.weights.truncate(count);
+        self.keys.truncate(count);
         work.value_products += count as u64 * width;
         let reciprocal = E::of(1.0 / kept);
         self.weights.iter_mut().for_each(|weight| *weight *= reciprocal);

@@ -132,13 +132,13 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     };
     let dropped = comparison.outcomes.first().map_or(0, |outcome| outcome.meta.dropped_tokens);
     format!(
-        "losses in nats a {}; unigram entropy {:.3}{floor}; {spread}\n\
+        "losses in nats {}; unigram entropy {:.3}{floor}; {spread}\n\
          at the end of training: grad 1/L, stream gradient after block 1 over that after block {}; RMS L and cosine L, \
          residual stream after the last block\n\
          {differing}\n\
          {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
          {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
-        if settings.model.stack == StackKind::Vision { "image" } else { "token" },
+        if settings.model.stack == StackKind::Vision { "an image" } else { "a token" },
         corpus.unigram_entropy,
         settings.model.blocks,
         corpus.training_tokens,

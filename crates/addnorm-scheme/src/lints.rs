@@ -9,8 +9,10 @@ use crate::scheme::Scheme;
 /// What is known of a value when it is made.
 #[derive(Clone, Copy, Default)]
 struct Fact {
-    /// A norm was the last thing done to it.
+    /// It is a norm's result, or a sum of such.
     normed: bool,
+    /// A norm was the last thing done to it.
+    just: bool,
 }
 
 /// Lints that a plan shows. Eight blocks are enough for any published first-block rule to give way to the rest.
@@ -77,7 +79,7 @@ impl Finder {
                 Step::Mix(mix) => {
                     // A normed value that something else reads too, such as a residual path, is no mistake.
                     let again =
-                        matches!(mix.terms.as_slice(), [only] if facts[only.input].normed && readers[only.input] == 1);
+                        matches!(mix.terms.as_slice(), [only] if facts[only.input].just && readers[only.input] == 1);
                     if mix.norm.is_some() && again {
                         let place = section.place.prefix();
                         let message = match place.as_str() {
@@ -88,7 +90,8 @@ impl Finder {
                     }
                     // A sum is as normed as its least normed term.
                     let all = mix.terms.iter().all(|term| facts[term.input].normed);
-                    facts[mix.output] = Fact { normed: mix.norm.is_some() || all };
+                    let just = matches!(mix.terms.as_slice(), [only] if facts[only.input].just);
+                    facts[mix.output] = Fact { normed: mix.norm.is_some() || all, just: mix.norm.is_some() || just };
                 }
                 Step::Gate { .. } => {}
                 Step::Multiply { input, output, .. } => facts[*output] = facts[*input],
@@ -120,8 +123,16 @@ impl Finder {
     fn streams(&mut self, plan: &Plan) {
         for (stream, name) in plan.streams.iter().enumerate() {
             let reads = |section: &Section| {
-                let mut found = section.outputs.len() == 1 && section.outputs[0] == stream;
-                section.steps.iter().for_each(|step| step.reads(&mut |slot| found |= slot == stream));
+                // As it enters, or under its name later on.
+                let mut own = vec![false; section.slots];
+                own[stream] = true;
+                for step in &section.steps {
+                    if let Step::Assign { name: given, output, .. } = step {
+                        own[*output] = given == name;
+                    }
+                }
+                let mut found = section.outputs.len() == 1 && own[section.outputs[0]];
+                section.steps.iter().for_each(|step| step.reads(&mut |slot| found |= own[slot]));
                 found
             };
             if !plan.blocks.iter().chain([&plan.head]).any(reads) {

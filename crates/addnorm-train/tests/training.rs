@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use addnorm_data::{Corpus, DataConfig, Dataset};
-use addnorm_nn::{DType, Device, Weight, device, statistics};
+use addnorm_nn::*;
 use addnorm_probe::{Ending, Verdict};
 use addnorm_scheme::lookup;
 use addnorm_train::*;
@@ -324,7 +324,8 @@ fn every_key_of_a_configuration_is_known_to_the_list() {
     for (section, keys) in CONFIG_SECTIONS.iter().filter(|(section, _)| !section.is_empty()) {
         let mut written: Vec<&str> = table[*section].as_table().unwrap().keys().map(String::as_str).collect();
         // What is absent by default is not written.
-        written.extend((*section == "data").then_some("tokenizer"));
+        let absent = [("data", "tokenizer"), ("model", "qkv_bias"), ("train", "from")];
+        written.extend(absent.into_iter().filter(|(of, _)| of == section).map(|(_, key)| key));
         written.sort_unstable();
         let mut listed = keys.to_vec();
         listed.sort_unstable();
@@ -357,5 +358,124 @@ fn a_look_at_the_layers_sees_the_same_with_recomputation() {
         let kept = look(Recompute::None);
         assert!(kept.iter().all(|layer| layer.streams[0].gradient_norm.0 > 0.0), "{name}");
         assert_eq!(kept, look(Recompute::Blocks(2)), "{name}");
+    }
+}
+
+/// A run of a stack on its built-in examples.
+fn train_stack(stack: StackKind, scheme: &str, steps: u64) -> (RunOutcome, Dataset) {
+    let mut config = RunConfig { scheme: scheme.into(), ..RunConfig::default() };
+    config.model =
+        ModelConfig { stack, blocks: 2, width: 32, heads: 2, context: 24, patch: 7, ..ModelConfig::default() };
+    config.train.steps = steps;
+    config.train.batch = 16;
+    config.train.learning_rate = 3e-3;
+    config.train.eval_tokens = 1024;
+    config.data.builtin_tokens = 100_000;
+    config.train.threads = 2;
+    let dataset = Dataset::load(task_of(stack), &config.data, config.model.context, config.train.eval_tokens).unwrap();
+    match &dataset {
+        Dataset::ImageClass(images) => (config.model.image, config.model.classes) = (images.side, images.classes),
+        _ => config.model.vocabulary = dataset.answers(),
+    }
+    let scheme = lookup(scheme).unwrap();
+    let spec = RunSpec { label: scheme.name.clone(), scheme, config };
+    check_gradients(&spec).unwrap();
+    (run(&spec, &dataset, None, &|_, _| {}).unwrap(), dataset)
+}
+
+#[test]
+fn every_stack_learns_its_task() {
+    for (stack, scheme, steps) in [
+        (StackKind::Encoder, "pre", 300),
+        (StackKind::Pair, "pre", 150),
+        (StackKind::Pair, "b2t", 60),
+        (StackKind::Vision, "pre", 150),
+        (StackKind::Vision, "dlcl-pre", 60),
+        (StackKind::Decoder, "admin", 60),
+    ] {
+        let (outcome, _) = train_stack(stack, scheme, steps);
+        let (loss, unigram) = (outcome.meta.validation_loss.0, outcome.meta.corpus.unigram_entropy);
+        assert!(loss < unigram - 0.05, "{scheme} on {}: {loss}, unigram {unigram}", stack.name());
+        let blocks: Vec<(&str, usize)> =
+            outcome.last_layers().iter().map(|layer| (layer.stack.as_str(), layer.block)).collect();
+        if stack == StackKind::Pair {
+            assert_eq!(
+                blocks,
+                [("encoder", 0), ("encoder", 1), ("encoder", 2), ("decoder", 0), ("decoder", 1), ("decoder", 2)]
+            );
+            assert!(outcome.last_layers()[4].cross_share.is_some() && outcome.last_layers()[1].cross_share.is_none());
+            assert_eq!(outcome.meta.measures[0].name, "BLEU");
+        } else {
+            assert_eq!(blocks, [("", 0), ("", 1), ("", 2)]);
+        }
+        assert!(outcome.last_layers().iter().all(|layer| layer.streams[0].gradient_norm.0 > 0.0));
+        if stack == StackKind::Vision {
+            assert_eq!(outcome.meta.measures[0].name, "accuracy");
+        }
+    }
+}
+
+/// The measured start: what Admin's vectors begin at follows from a pass through the fresh model.
+#[test]
+fn admin_starts_where_its_profile_says() {
+    let mut config = RunConfig { scheme: "admin".into(), ..RunConfig::default() };
+    config.model = ModelConfig { blocks: 6, width: 32, heads: 2, context: 16, ..ModelConfig::default() };
+    let dataset = corpus(16);
+    config.model.vocabulary = dataset.answers();
+    let model = Model::new(&lookup("admin").unwrap(), &config.model).unwrap();
+    let mut weights = model.initialise(1, &device("flex").unwrap(), DType::F32);
+    assert!(model.is_measured());
+    let examples = dataset.validation(16, 4, 512, 8).swap_remove(0);
+    model.calibrate(&mut weights, Batch::from(examples).inputs);
+    let omegas: Vec<f64> = model
+        .parameters()
+        .iter()
+        .zip(&weights.0)
+        .filter(|(info, _)| info.name.ends_with("omega"))
+        .map(|(info, weight)| {
+            let values = weight.to_values();
+            assert_eq!(values.len(), 32, "{}", info.name);
+            assert!(values.iter().all(|value| *value == values[0]), "{}", info.name);
+            values[0]
+        })
+        .collect();
+    assert_eq!(omegas.len(), 12);
+    assert_eq!(omegas[0], 1.0);
+    // What has piled up only grows.
+    assert!(omegas[1..].windows(2).all(|pair| pair[1] > pair[0]), "{omegas:?}");
+}
+
+#[test]
+fn beam_search_finds_what_is_at_least_as_likely_as_the_greedy_choice() {
+    let mut config = RunConfig::default();
+    config.model =
+        ModelConfig { stack: StackKind::Pair, blocks: 1, width: 16, heads: 2, context: 16, ..ModelConfig::default() };
+    config.data.builtin_tokens = 10_000;
+    let dataset = Dataset::load(task_of(StackKind::Pair), &config.data, 16, 256).unwrap();
+    config.model.vocabulary = dataset.answers();
+    let model = Model::new(&lookup("pre").unwrap(), &config.model).unwrap();
+    let weights = model.initialise(3, &device("flex").unwrap(), DType::F32);
+    let Dataset::SecondText(pairs) = &dataset else { unreachable!() };
+    let sources: Vec<Vec<u32>> = pairs.validation.iter().take(5).map(|pair| pair.source.clone()).collect();
+    let marks = Marks::of(&pairs.vocabulary);
+    let search = |beam| Search { beam, length_penalty: 0.0, step: 0 };
+    let greedy = translate(&model, &weights, &sources, marks, search(1));
+    assert_eq!(greedy, translate(&model, &weights, &sources, marks, search(1)), "the same twice");
+    // Sentence by sentence as all at once: padding changes nothing.
+    for (source, together) in sources.iter().zip(&greedy) {
+        assert_eq!(&translate(&model, &weights, std::slice::from_ref(source), marks, search(1))[0], together);
+    }
+    let likely = |source: &Vec<u32>, target: &Vec<u32>| {
+        let batch = Batch::from(addnorm_data::Examples::Pairs(
+            pairs.batch([&addnorm_data::Pair { source: source.clone(), target: target.clone() }]),
+        ));
+        -model.total_loss(&weights, &batch.inputs, batch.targets, ForwardOptions::default())
+    };
+    let beam = translate(&model, &weights, &sources, marks, search(4));
+    for ((source, greedy), beam) in sources.iter().zip(&greedy).zip(&beam) {
+        // A text that was cut at the context has no end mark; those are not comparable.
+        if greedy.len() < 15 && beam.len() < 15 {
+            assert!(likely(source, beam) >= likely(source, greedy) - 1e-3);
+        }
     }
 }

@@ -91,7 +91,7 @@ impl From<LookupError> for Failure {
     fn from(error: LookupError) -> Self {
         match error {
             LookupError::Wrong { name, source_text, error } => Failure::scheme(&name, source_text, &error),
-            LookupError::Unknown { ref hint, .. } => {
+            LookupError::Unknown { ref hint, .. } | LookupError::Constant { ref hint, .. } => {
                 let hint = hint.clone();
                 Failure::input(error).hint(hint)
             }

@@ -244,3 +244,74 @@ fn a_bench_runs_its_items_beside_a_peer_and_refuses_another_model() {
         assert!(text(&run.stderr).contains(said), "{arguments:?}: {}", text(&run.stderr));
     }
 }
+
+#[test]
+fn published_models_are_listed_and_counted() {
+    insta::assert_snapshot!("models", seen(&["models"]));
+    insta::assert_snapshot!("show-bert", seen(&["show", "bert-base"]));
+    insta::assert_snapshot!("show-model-resized", seen(&["show", "gpt2", "--depth", "3"]));
+    insta::assert_snapshot!("show-pair", seen(&["show", "deepnorm", "--stack", "pair", "--depth", "6"]));
+    insta::assert_snapshot!("refused-on-a-pair", seen(&["show", "keel", "--stack", "pair"]));
+    insta::assert_snapshot!("unknown-model", seen(&["train", "--model", "bert-bas", "--steps", "1"]));
+}
+
+#[test]
+fn constants_of_a_scheme_are_set_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = addnorm(folder.path(), &["show", "mix-ln(ratio=1/2)", "--depth", "8", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!(shown["name"], "mix-ln(ratio=1/2)");
+    assert_eq!(shown["equations"]["blocks"][0]["last"], 4);
+    insta::assert_snapshot!("no-such-constant", seen(&["show", "mix-ln(share=1/2)"]));
+}
+
+/// Small runs of each stack, and what is done with them.
+#[test]
+fn other_stacks_train_translate_convert_and_save_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = |arguments: &[&str]| {
+        let run = addnorm(folder.path(), arguments);
+        assert!(run.status.success(), "{arguments:?}: {}", text(&run.stderr));
+        text(&run.stdout)
+    };
+    let small = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "24", "--steps", "8", "--batch", "4"];
+    let train = |more: &[&str]| good(&[&["train"][..], more, &small].concat());
+    std::fs::write(folder.path().join("pairs.tsv"), "one two\tun deux\nthree\ttrois\n".repeat(40)).unwrap();
+    assert!(train(&["--scheme", "post", "--stack", "encoder", "--out", "e"]).contains("validation loss"));
+    let pair = train(&["--scheme", "deepnorm", "--stack", "pair", "--data", "pairs.tsv", "--out", "p"]);
+    assert!(pair.contains("BLEU"), "{pair}");
+    assert!(train(&["--scheme", "pre", "--stack", "vision", "--patch", "7", "--out", "v"]).contains("accuracy"));
+    let translated = good(&["translate", "p", "--pairs", "3", "--beam", "2"]);
+    assert!(translated.contains("BLEU") && translated.contains("reference  "), "{translated}");
+    assert_eq!(good(&["translate", "p", "one two"]).lines().count(), 1);
+    train(&["--scheme", "pre", "--positions", "rope", "--out", "d"]);
+    for form in ["pre-rmsnorm", "pre-crmsnorm"] {
+        let report: serde_json::Value =
+            serde_json::from_str(&good(&["convert", "d", "--to", form, "--out", form, "--json"])).unwrap();
+        assert_eq!(report["equal"], true, "{report}");
+        assert!(report["largest_difference"].as_f64().unwrap() < 1e-5);
+        train(&[
+            "--config",
+            &format!("{form}/config.toml"),
+            "--scheme",
+            form,
+            "--from",
+            form,
+            "--out",
+            &format!("{form}-on"),
+        ]);
+    }
+    let sparse: serde_json::Value =
+        serde_json::from_str(&good(&["sparse", "d", "--softmax", "0,0.2", "--norm", "0.2", "--long", "512", "--json"]))
+            .unwrap();
+    assert_eq!(sparse["settings"][0]["logit_error"], 0.0);
+    assert_eq!(sparse["long"].as_array().unwrap().len(), 2);
+    let refused = addnorm(folder.path(), &["convert", "e", "--to", "pre-rmsnorm"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("no exact conversion"), "{}", text(&refused.stderr));
+    let refused = addnorm(folder.path(), &["translate", "d"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let compared =
+        good(&[&["compare", "pre", "post", "--stack", "vision", "--patch", "7", "--out", "c"][..], &small].concat());
+    assert!(compared.contains("accuracy %") && compared.contains("nats a image").eq(&false), "{compared}");
+}

@@ -94,7 +94,8 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode, Failure> {
     let both = (most.0 > 0.0 && most.1 > 0.0).then_some(most);
     for (softmax, norm) in settings.chain(both) {
         let model = with(softmax)?.with_sparse_norms(&run.weights, &examples.inputs, norm);
-        (take_softmax_work(), take_norm_work());
+        take_softmax_work();
+        take_norm_work();
         let started = Instant::now();
         let found: Vec<Vec<f64>> =
             batches.iter().map(|batch| logits(&model, &run.weights, &batch.inputs, step)).collect();

@@ -32,6 +32,14 @@ pub fn train(arguments: &TrainArguments) -> Result<ExitCode, Failure> {
     let corpus = prepare(&mut config)?;
     config.scheme = absolute(&config.scheme);
     let spec = RunSpec { label: scheme.name.clone(), scheme, config };
+    if let Some(from) = &spec.config.train.from {
+        // The weights say nothing of factors and wiring, which are the scheme's.
+        let other = std::fs::read_to_string(from.join("scheme.scheme")).is_ok_and(|text| text != spec.scheme.source);
+        if other {
+            let message = format!("warning: the weights of {} were trained with another scheme", from.display());
+            printer::message(&message);
+        }
+    }
     fits(&spec, 1)?;
     check_gradients(&spec).map_err(Failure::input)?;
     let folder = output_folder(arguments.run.out.as_deref(), &format!("train-{}", spec.label))?;
