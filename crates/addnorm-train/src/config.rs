@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use addnorm_data::DataConfig;
-use addnorm_nn::{ConfigError, ModelConfig};
+use addnorm_nn::{ConfigError, ModelConfig, StackKind};
 use addnorm_scheme::nearest;
 use serde::{Deserialize, Serialize};
 
@@ -291,6 +291,9 @@ impl RunConfig {
         let fail = |key, message: String| Err(ConfigError { section: "train", key, message });
         if train.steps == 0 {
             return fail("steps", "a run has at least one step".into());
+        }
+        if self.model.stack == StackKind::Pair && train.recompute != Recompute::None {
+            return fail("recompute", "a pair keeps what it computes: nothing is computed again there".into());
         }
         if train.batch == 0 {
             return fail("batch", "a step has at least one sequence".into());

@@ -24,11 +24,11 @@ pub fn fits(spec: &RunSpec, jobs: usize) -> Result<(), Failure> {
     let model = Model::new(&spec.scheme, &spec.config.model).map_err(Failure::input)?;
     let train = &spec.config.train;
     let cost = model.cost();
-    let tokens = (train.batch.div_ceil(train.accumulate.max(1)) * spec.config.model.context) as f64;
+    let tokens = (train.batch.div_ceil(train.accumulate.max(1)) * spec.config.model.sequence()) as f64;
     // Weight, gradient and two moments in f32.
     let parameters = 16.0 * cost.parameters as f64;
     // Beyond a limit the logits are computed again some rows at a time.
-    let vocabulary = spec.config.model.vocabulary as f64;
+    let vocabulary = spec.config.model.answers() as f64;
     let most = MOST_LOGITS as f64;
     let spared = if tokens * vocabulary > most { 4.0 * (tokens * vocabulary - 2.0 * most).max(0.0) } else { 0.0 };
     let activations = tokens

@@ -225,6 +225,20 @@ fn write_document(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// With every colour as itself: not all that shows pictures knows variables, and a picture by itself has none to set.
+fn with_colours(svg: &str) -> String {
+    let mut text = String::with_capacity(svg.len());
+    let mut rest = svg;
+    while let Some(start) = rest.find("var(--") {
+        let (before, from) = rest.split_at(start);
+        text.push_str(before);
+        let Some((inner, after)) = from.split_once(')') else { break };
+        text.push_str(inner.split_once(", ").map_or(inner, |(_, colour)| colour));
+        rest = after;
+    }
+    text + rest
+}
+
 /// The diagrams that the document shows, by file name.
 fn diagrams() -> Result<Vec<(String, String)>, Failure> {
     library()
@@ -235,7 +249,10 @@ fn diagrams() -> Result<Vec<(String, String)>, Failure> {
                 model(&scheme, if refused { StackKind::Encoder } else { StackKind::Decoder }).map_err(Failure::run)?;
             let last = made.plan().blocks.len();
             let title = format!("{}, block {last}", scheme.title);
-            Ok((format!("{name}.svg"), diagram(&made.plan().blocks[last - 1], &made.plan().streams, &title)))
+            Ok((
+                format!("{name}.svg"),
+                with_colours(&diagram(&made.plan().blocks[last - 1], &made.plan().streams, &title)),
+            ))
         })
         .collect()
 }
