@@ -479,3 +479,27 @@ fn beam_search_finds_what_is_at_least_as_likely_as_the_greedy_choice() {
         }
     }
 }
+
+/// A property of Post-LN, not a fault of the tool: deep, with a high rate and no warm-up, it never gets past token
+/// frequencies. The run ends as any other and says so.
+#[test]
+fn s21_deep_post_ln_without_warm_up_stays_at_unigram_and_says_why() {
+    let trained = |scheme: &str, warmup: u64| {
+        train(scheme, |config| {
+            config.model.blocks = 18;
+            config.model.width = 32;
+            config.model.context = 24;
+            config.train.batch = 8;
+            config.train.steps = 120;
+            config.train.learning_rate = 3e-3;
+            config.train.warmup = warmup;
+        })
+    };
+    let (pre, post) = (trained("pre", 0), trained("post", 0));
+    assert_eq!(pre.meta.judgement.verdict, Verdict::Trains);
+    assert_eq!(post.meta.judgement.verdict, Verdict::StaysAtUnigram);
+    assert!(matches!(post.meta.ending, Ending::Finished));
+    assert!(post.meta.judgement.words.contains("gradient at block 1"), "{}", post.meta.judgement.words);
+    // With warm-up it runs to its end too.
+    assert!(matches!(trained("post", 60).meta.ending, Ending::Finished));
+}
