@@ -447,9 +447,9 @@ fn admin_starts_where_its_profile_says() {
 
 #[test]
 fn beam_search_finds_what_is_at_least_as_likely_as_the_greedy_choice() {
-    let mut config = RunConfig::default();
-    config.model =
+    let model =
         ModelConfig { stack: StackKind::Pair, blocks: 1, width: 16, heads: 2, context: 16, ..ModelConfig::default() };
+    let mut config = RunConfig { model, ..RunConfig::default() };
     config.data.builtin_tokens = 10_000;
     let dataset = Dataset::load(task_of(StackKind::Pair), &config.data, 16, 256).unwrap();
     config.model.vocabulary = dataset.answers();
