@@ -133,14 +133,20 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     let dropped = comparison.outcomes.first().map_or(0, |outcome| outcome.meta.dropped_tokens);
     format!(
         "losses in nats {}; unigram entropy {:.3}{floor}; {spread}\n\
-         at the end of training: grad 1/L, stream gradient after block 1 over that after block {}; RMS L and cosine L, \
-         residual stream after the last block\n\
+         at the end of training: grad 1/L, stream gradient after {}; RMS L and cosine L, residual stream after the last \
+         block\n\
          {differing}\n\
          {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
          {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
         if settings.model.stack == StackKind::Vision { "an image" } else { "a token" },
         corpus.unigram_entropy,
-        settings.model.blocks,
+        match settings.model.stack {
+            StackKind::Pair => {
+                let last = settings.model.blocks_of_decoder();
+                format!("the encoder's block 1 over that after the decoder's block {last}")
+            }
+            _ => format!("block 1 over that after block {}", settings.model.blocks),
+        },
         corpus.training_tokens,
         validation_used(comparison),
         corpus.validation_tokens,
