@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
-use addnorm_nn::Model;
+use addnorm_nn::{Model, ModelConfig, StackKind};
 use addnorm_probe::Verdict;
 use addnorm_scheme::diagram::{diagram, escape};
 use addnorm_scheme::prose::prose;
@@ -31,7 +31,7 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     }
     let seeds = comparison.rows.first().map_or(1, |row| row.seeds.len().max(1));
     let settings = &comparison.settings;
-    let title = format!("{} schemes at {} blocks", comparison.rows.len(), settings.model.blocks);
+    let title = format!("{} schemes at {} blocks", comparison.rows.len(), depth_in_words(&settings.model));
     let subtitle = format!(
         "Width {}, {} heads, context {}, {} steps on {}.",
         settings.model.width,
@@ -43,7 +43,7 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
     let firsts: Vec<&RunOutcome> = comparison.outcomes.chunks(seeds).filter_map(<[RunOutcome]>::first).collect();
     let mut body = String::new();
     body.push_str(&comparison_table(comparison));
-    body.push_str(CHARTS);
+    body.push_str(&charts(&settings.model));
     body.push_str("<h2>The schemes</h2>\n");
     firsts.iter().enumerate().for_each(|(number, outcome)| body.push_str(&card(outcome, number)));
     body.push_str(&differences(comparison));
@@ -59,7 +59,7 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
         schemes,
         unigram: comparison.corpus.unigram_entropy,
         floor: comparison.corpus.floor,
-        blocks: settings.model.blocks,
+        blocks: last_place(&settings.model),
     };
     std::fs::write(folder.join("report.html"), page(&title, &subtitle, &body, &payload))
 }
@@ -70,7 +70,7 @@ pub fn write_comparison(comparison: &Comparison, folder: &Path) -> io::Result<()
 /// If the file cannot be written.
 pub fn write_run(outcome: &RunOutcome, folder: &Path) -> io::Result<()> {
     let (meta, config) = (&outcome.meta, &outcome.spec.config);
-    let title = format!("{} at {} blocks", meta.title, config.model.blocks);
+    let title = format!("{} at {} blocks", meta.title, depth_in_words(&config.model));
     let subtitle = format!(
         "{} Seed {}, {} steps on {}.",
         sentence(&meta.judgement.words),
@@ -79,7 +79,7 @@ pub fn write_run(outcome: &RunOutcome, folder: &Path) -> io::Result<()> {
         meta.corpus.description
     );
     let mut body = format!("<pre class=\"summary\">{}</pre>\n", escape(&run_text(outcome)));
-    body.push_str(CHARTS);
+    body.push_str(&charts(&config.model));
     body.push_str("<h2>The scheme</h2>\n");
     body.push_str(&card(outcome, 0));
     body.push_str(&settings_section(&config.to_toml()));
@@ -88,9 +88,40 @@ pub fn write_run(outcome: &RunOutcome, folder: &Path) -> io::Result<()> {
         schemes: vec![outcome.spec.label.clone()],
         unigram: meta.corpus.unigram_entropy,
         floor: meta.corpus.floor,
-        blocks: config.model.blocks,
+        blocks: last_place(&config.model),
     };
     std::fs::write(folder.join("report.html"), page(&title, &subtitle, &body, &payload))
+}
+
+/// How many blocks there are; of a pair on either side.
+fn depth_in_words(model: &ModelConfig) -> String {
+    match model.stack {
+        StackKind::Pair => format!("{} + {}", model.blocks, model.blocks_of_decoder()),
+        _ => model.blocks.to_string(),
+    }
+}
+
+/// The number of the last place on an axis of blocks: the embedding is 0, and of a pair the decoder's embedding
+/// follows the encoder's last block.
+fn last_place(model: &ModelConfig) -> usize {
+    match model.stack {
+        StackKind::Pair => model.blocks + 1 + model.blocks_of_decoder(),
+        _ => model.blocks,
+    }
+}
+
+/// The charts, with what their axes mean.
+fn charts(model: &ModelConfig) -> String {
+    if model.stack != StackKind::Pair {
+        return CHARTS.to_string();
+    }
+    let places = format!(
+        "from the encoder's embedding (0) to its last block ({}), then from the decoder's embedding ({}) to its last block ({})",
+        model.blocks,
+        model.blocks + 1,
+        last_place(model)
+    );
+    CHARTS.replace("from the embedding (0) to the last block", &places)
 }
 
 const CHARTS: &str = r#"<h2>Loss</h2>
