@@ -72,7 +72,13 @@ impl Dataset {
     pub fn load(task: Task, config: &DataConfig, context: usize, eval_tokens: usize) -> Result<Self, DataError> {
         Ok(match task {
             Task::NextToken => Dataset::NextToken(Corpus::load(config, context, eval_tokens)?),
-            Task::HiddenTokens => Dataset::HiddenTokens(Corpus::load(config, context, eval_tokens)?),
+            Task::HiddenTokens => {
+                let mut corpus = Corpus::load(config, context, eval_tokens)?;
+                // The entropy of the next token is no bound for one that is seen from both sides, and a loss on some
+                // tokens is no length of the text.
+                (corpus.summary.floor, corpus.summary.bytes_per_token) = (None, None);
+                Dataset::HiddenTokens(corpus)
+            }
             Task::SecondText => Dataset::SecondText(Pairs::load(config, context, eval_tokens)?),
             Task::ImageClass => Dataset::ImageClass(Images::load(config)?),
         })

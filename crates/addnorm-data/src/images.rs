@@ -162,11 +162,27 @@ fn read(paths: &[PathBuf]) -> Result<(ImageSet, Option<ImageSet>, usize), DataEr
         }
     }
     let is_csv = |path: &PathBuf| name_of(path).trim_end_matches(".gz").ends_with(".csv");
-    if let Some(table) = files.iter().find(|path| is_csv(path)) {
-        let (set, side) = read_csv(table)?;
-        return Ok((set, None, side));
-    }
     let is_test = |path: &PathBuf| name_of(path).starts_with("t10k") || name_of(path).starts_with("test");
+    let (tables, files): (Vec<PathBuf>, Vec<PathBuf>) = files.into_iter().partition(is_csv);
+    if !tables.is_empty() {
+        let (test, train): (Vec<PathBuf>, Vec<PathBuf>) = tables.into_iter().partition(is_test);
+        let (Some(table), true) = (train.first().or(test.first()), train.len() < 2 && test.len() < 2) else {
+            let all = train.len() + test.len();
+            return Err(bad(
+                &paths[0],
+                format!("{all} CSV files are here; one is read, and one whose name begins with 'test'"),
+            ));
+        };
+        let (training, side) = read_csv(table)?;
+        if train.is_empty() || test.is_empty() {
+            return Ok((training, None, side));
+        }
+        let (validation, other) = read_csv(&test[0])?;
+        if other != side {
+            return Err(bad(&test[0], format!("its images are {other} pixels wide, and those to train on {side}")));
+        }
+        return Ok((training, Some(validation), side));
+    }
     let (test, train): (Vec<PathBuf>, Vec<PathBuf>) =
         files.into_iter().filter(|path| name_of(path).contains("ubyte")).partition(is_test);
     if train.is_empty() && test.is_empty() {
@@ -199,6 +215,9 @@ fn idx_header(path: &Path, bytes: &[u8], dimensions: usize) -> Result<(Vec<usize
 }
 
 fn read_idx(files: &[PathBuf]) -> Result<(ImageSet, usize), DataError> {
+    if files.len() > 2 {
+        return Err(bad(&files[0], format!("{} IDX files are here, and images and labels are two", files.len())));
+    }
     let find = |kind: &str| files.iter().find(|path| name_of(path).contains(kind));
     let (Some(images), Some(labels)) = (find("images"), find("labels")) else {
         return Err(bad(&files[0], "images and labels are a pair of files, and one of them is missing"));
@@ -227,10 +246,13 @@ fn read_csv(path: &Path) -> Result<(ImageSet, usize), DataError> {
         let values: Result<Vec<f64>, _> = record.iter().map(|field| field.trim().parse::<f64>()).collect();
         let values = match values {
             Ok(values) => values,
-            // Names of columns, or a line of counts that has another length, may stand first.
+            // Names of columns may stand first.
             Err(_) if number == 0 => continue,
             Err(error) => return Err(bad(path, format!("line {}: {error}", number + 1))),
         };
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(bad(path, format!("line {}: a value is not a finite number", number + 1)));
+        }
         let Some((&label, pixels)) = values.split_last() else { continue };
         let root = (pixels.len() as f64).sqrt() as usize;
         if root * root != pixels.len() || root == 0 {

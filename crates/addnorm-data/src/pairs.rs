@@ -39,6 +39,8 @@ pub struct Pairs {
     pub summary: CorpusSummary,
     /// Texts that were cut to the context.
     pub cut: usize,
+    /// Tokens of one text with its mark, at most.
+    pub context: usize,
 }
 
 /// A batch of pairs, padded to one length on each side.
@@ -102,7 +104,11 @@ impl Pairs {
             let bytes: usize = texts.iter().map(|(_, target)| target.len()).sum();
             (pairs, format!("{} ({} pairs)", names.join(", "), texts.len()), None, Some(bytes))
         };
-        let most = context.saturating_sub(1).max(1);
+        if context < 2 {
+            let message = "a text of a pair needs a context of two tokens at least: one, and the mark that ends it";
+            return Err(DataError::Empty(message.to_string()));
+        }
+        let most = context - 1;
         let mut cut = 0;
         let mut shortened = |mut tokens: Vec<u32>| {
             cut += usize::from(tokens.len() > most);
@@ -112,7 +118,7 @@ impl Pairs {
         let pairs: Vec<Pair> = pairs
             .into_iter()
             .map(|pair| Pair { source: shortened(pair.source), target: shortened(pair.target) })
-            .filter(|pair| !pair.source.is_empty())
+            .filter(|pair| !pair.source.is_empty() && !pair.target.is_empty())
             .collect();
         let validation = validation_count(pairs.len(), config.validation);
         let (training, validation) = pairs.split_at(pairs.len() - validation);
@@ -140,10 +146,11 @@ impl Pairs {
             vocabulary: vocabulary.size() + 3,
             unigram_entropy: unigram_entropy(&training_targets, &said(&used), vocabulary.size() + 3),
             floor,
-            bytes_per_token: bytes.map(|bytes| bytes as f64 / all),
+            // Of whole texts only: the bytes of what was cut off are no token's.
+            bytes_per_token: bytes.filter(|_| cut == 0).map(|bytes| bytes as f64 / all),
             text: None,
         };
-        Ok(Pairs { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary, cut })
+        Ok(Pairs { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary, cut, context })
     }
 
     /// How tokens read.
@@ -162,7 +169,7 @@ impl Pairs {
         let pairs: Vec<&Pair> = pairs.into_iter().collect();
         let (start, end) = (self.start(), self.end());
         let padding = end + 1;
-        let length = |longest: Option<usize>| (longest.unwrap_or(0) + 1).next_multiple_of(GRANULE);
+        let length = |longest: Option<usize>| (longest.unwrap_or(0) + 1).next_multiple_of(GRANULE).min(self.context);
         let source_time = length(pairs.iter().map(|pair| pair.source.len()).max());
         let target_time = length(pairs.iter().map(|pair| pair.target.len()).max());
         let mut batch = PairBatch {
@@ -330,6 +337,19 @@ mod tests {
             assert_eq!(back, source, "the same words in another order");
         }
         assert_eq!(pairs, builtin(50, 3));
+    }
+
+    #[test]
+    fn no_batch_is_longer_than_the_context() {
+        for context in [2, 4, 20] {
+            let config = DataConfig { builtin_tokens: 1000, ..DataConfig::default() };
+            let pairs = Pairs::load(&config, context, 1000).unwrap();
+            let batch = pairs.batch(&pairs.training);
+            assert!(batch.source_shape[1] <= context && batch.target_shape[1] <= context, "{context}");
+            assert!(pairs.cut > 0);
+        }
+        let error = Pairs::load(&DataConfig::default(), 1, 1000).unwrap_err().to_string();
+        assert!(error.contains("a context of two tokens"), "{error}");
     }
 
     #[test]

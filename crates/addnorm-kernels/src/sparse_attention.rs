@@ -202,6 +202,11 @@ vectorised! {
     }
 }
 
+/// The larger of two; NaN if either is.
+fn larger(most: f64, x: f64) -> f64 {
+    if most.is_nan() || x <= most { most } else { x }
+}
+
 /// Sums by the power of two that their terms lie under: where to cut off the smallest without sorting.
 struct Buckets {
     sums: [f64; 64],
@@ -227,7 +232,8 @@ impl Buckets {
         let mut left = budget;
         for bucket in (0..64).rev() {
             left -= self.sums[bucket];
-            if left < 0.0 {
+            // A budget that is no number leaves nothing out.
+            if left.is_nan() || left < 0.0 {
                 return bucket + 1;
             }
         }
@@ -298,7 +304,7 @@ impl<E: Element> Kept<E> {
             scores_of(&mut self.scores[start..], query.q, rows, query.keys.stride, E::of(scale));
             self.of_key.extend(members.clone().map(|key| key as u32));
             let shown = members.clone().zip(&self.scores[start..]).filter(|(key, _)| query.shows(*key));
-            largest = shown.fold(largest, |most, (_, score)| if score.wide() > most { score.wide() } else { most });
+            largest = shown.fold(largest, |most, (_, score)| larger(most, score.wide()));
         }
         work.score_products += (self.scores.len() * width) as u64;
         1.0 - visited as f64 / groups.max(1) as f64
@@ -332,10 +338,10 @@ impl<E: Element> Kept<E> {
         }
         for small in self.scores.chunks(SMALL) {
             // NaN is no reason to leave anything out.
-            let most = small.iter().fold(f64::NEG_INFINITY, |most, x| if x.wide() <= most { most } else { x.wide() });
+            let most = small.iter().fold(f64::NEG_INFINITY, |most, x| larger(most, x.wide()));
             self.largest.push(most);
         }
-        let largest = self.largest.iter().fold(f64::NEG_INFINITY, |most, &x| if x <= most { most } else { x });
+        let largest = self.largest.iter().fold(f64::NEG_INFINITY, |most, &x| larger(most, x));
         if largest == f64::NEG_INFINITY {
             return;
         }

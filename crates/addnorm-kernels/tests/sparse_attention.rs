@@ -17,6 +17,12 @@ fn settings(heads: usize, kv_heads: usize, causal: bool) -> AttentionSettings {
     AttentionSettings { heads, kv_heads, causal, rotary: None, visible: None }
 }
 
+/// What is counted is counted for the whole process: these tests run one at a time.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static COUNTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    COUNTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 const NONE: [Option<HeadNorm>; 3] = [const { None }; 3];
 
 /// Shapes: batch, queries, keys, heads, key heads, head width.
@@ -31,6 +37,7 @@ const SHAPES: [[usize; 6]; 6] = [
 
 #[test]
 fn what_is_left_out_is_no_more_than_was_said() {
+    let _alone = alone();
     for [batch, time, key_time, heads, kv_heads, head] in SHAPES {
         for (size, dtype) in [(0.5, DType::F64), (3.0, DType::F64), (3.0, DType::F32)] {
             for causal in [false, true] {
@@ -67,6 +74,7 @@ fn what_is_left_out_is_no_more_than_was_said() {
 
 #[test]
 fn at_zero_it_is_the_dense_kernel_to_the_bit() {
+    let _alone = alone();
     let q = cube(wave(2 * 40 * 12, 0.37, 2.0), [2, 40, 12], DType::F32);
     let settings = settings(3, 3, true);
     let dense = to_f64(&attention(q.clone(), q.clone(), q.clone(), NONE, &settings));
@@ -75,6 +83,7 @@ fn at_zero_it_is_the_dense_kernel_to_the_bit() {
 
 #[test]
 fn gradients_are_those_of_what_was_kept() {
+    let _alone = alone();
     // Where nothing crosses a threshold the function is smooth, and differences of it are its gradient.
     for [batch, time, key_time, heads, kv_heads, head] in [[1, 5, 5, 2, 1, 3], [2, 34, 70, 2, 2, 4]] {
         let shapes =
@@ -118,6 +127,7 @@ fn gradients_are_those_of_what_was_kept() {
 /// T20, and masks: hidden keys take no part, and a query that may see no key gives 0.
 #[test]
 fn t20_hidden_keys_are_hidden_here_too() {
+    let _alone = alone();
     let q = cube(wave(2 * 6 * 4, 0.37, 2.0), [2, 6, 4], DType::F32);
     let visible: Vec<bool> = (0..12).map(|at| at < 3).collect();
     let settings = AttentionSettings { visible: Some(visible.into()), ..settings(2, 2, false) };
@@ -131,6 +141,7 @@ fn t20_hidden_keys_are_hidden_here_too() {
 
 #[test]
 fn few_tall_scores_spare_most_of_the_work_and_the_counts_say_so() {
+    let _alone = alone();
     // Keys in two far clusters: queries of the first need nothing of the second.
     let (time, head) = (256, 16);
     let key = |at: usize| (at / head) < time / 2;
@@ -149,4 +160,25 @@ fn few_tall_scores_spare_most_of_the_work_and_the_counts_say_so() {
     assert!(work.value_products <= work.dense_value_products / 2, "{work:?}");
     let dense = to_f64(&attention(k.clone(), k.clone(), k, NONE, &settings));
     assert!(found.iter().zip(&dense).all(|(a, b)| (a - b).abs() < 1e-3));
+}
+
+/// A NaN that goes in comes out, in queries, keys and values, and never as a zero.
+#[test]
+fn a_nan_is_shown() {
+    let _alone = alone();
+    for which in 0..3 {
+        let mut values: Vec<Vec<f64>> = (0..3).map(|at| wave(40 * 4, 0.37 + 0.2 * at as f64, 1.0)).collect();
+        values[which][5 * 4 + 1] = f64::NAN;
+        let [q, k, v] = [0, 1, 2].map(|at| cube(values[at].clone(), [1, 40, 4], DType::F32));
+        for error in [1e-3, 0.3] {
+            let y = to_f64(&sparse_attention(q.clone(), k.clone(), v.clone(), NONE, &settings(1, 1, true), error));
+            let dense = to_f64(&attention(q.clone(), k.clone(), v.clone(), NONE, &settings(1, 1, true)));
+            assert!(y[..5 * 4].iter().all(|value| value.is_finite()), "what comes before does not see it");
+            if which < 2 {
+                assert!(y[5 * 4..6 * 4].iter().all(|value| value.is_nan()), "input {which}: {:?}", &y[20..24]);
+            }
+            // Where the dense operator has a NaN in its own row, so has this one.
+            assert_eq!(y[5 * 4..6 * 4].iter().any(|x| x.is_nan()), dense[5 * 4..6 * 4].iter().any(|x| x.is_nan()));
+        }
+    }
 }

@@ -274,8 +274,12 @@ impl<'a> Pass<'a> {
             }
             Positions::Sinusoidal => {
                 let stored = embedded.dims()[2];
-                let table = sinusoids(time, stored, &embedded.device(), embedded.dtype());
-                embedded = embedded + table;
+                // Of the nominal width, whose last entry a stream that is free of a mean may lack.
+                let implied = self.model.norm == NormKind::Crmsnorm && at.widening.is_none();
+                let width = if implied { self.config().width } else { stored };
+                let table =
+                    sinusoids(time, width, at.centred_positions || implied, &embedded.device(), embedded.dtype());
+                embedded = embedded + table.slice_dim(2, 0..stored);
             }
         }
         if let Some(table) = at.token_types {
@@ -358,7 +362,7 @@ impl<'a> Pass<'a> {
             (SparseNorms::Measure(_), Some(key), gain) => {
                 let x = weighted_sum(terms);
                 let y = add_norm(vec![(1.0, x.clone())], gain, bias, settings);
-                sparse.look(key, &x, &y);
+                sparse.look(key, settings.epsilon, &x, &y);
                 y
             }
             (SparseNorms::On(_), Some(key), Some(gain)) if sparse.choice(key).is_some() => {
@@ -544,14 +548,20 @@ fn centre(matrix: Tensor<2>, wanted: bool) -> Tensor<2> {
 }
 
 /// Rows of sines and cosines, `[1, time, width]`: element `2i` of position `p` is `sin(p / 10000^(2i/width))`,
-/// element `2i + 1` the cosine of the same.
-fn sinusoids(time: usize, width: usize, device: &Device, dtype: DType) -> Tensor<3> {
+/// element `2i + 1` the cosine of the same; each row less its mean where that is wanted.
+fn sinusoids(time: usize, width: usize, centred: bool, device: &Device, dtype: DType) -> Tensor<3> {
     let value = |at: usize| {
         let (position, i) = ((at / width) as f64, at % width);
         let angle = position / 10_000f64.powf((i - i % 2) as f64 / width as f64);
         if i % 2 == 0 { angle.sin() } else { angle.cos() }
     };
-    let values: Vec<f64> = (0..time * width).map(value).collect();
+    let mut values: Vec<f64> = (0..time * width).map(value).collect();
+    if centred {
+        for row in values.chunks_exact_mut(width) {
+            let mean = row.iter().sum::<f64>() / width as f64;
+            row.iter_mut().for_each(|value| *value -= mean);
+        }
+    }
     Tensor::from_data(TensorData::new(values, [1, time, width]), (device, dtype))
 }
 
@@ -562,6 +572,8 @@ impl Algebra for Pass<'_> {
     fn mix(&mut self, place: Place, mix: &Mix, inputs: &[Tensor<3>]) -> Result<Tensor<3>, Infallible> {
         let step = self.options.step as f64;
         let mut terms = Vec::with_capacity(inputs.len());
+        // The sublayer that each of them is the output of.
+        let mut sources = Vec::with_capacity(inputs.len());
         // Entries of histories, with the factors that are trained.
         let mut entries: Vec<(Tensor<1>, Tensor<3>)> = Vec::new();
         for (term, input) in mix.terms.iter().zip(inputs) {
@@ -573,21 +585,26 @@ impl Algebra for Pass<'_> {
                 }
             }
             match self.factor(place, &term.coefficient.at_step(step)) {
-                Factor::Number(number) => terms.push((number, x)),
+                Factor::Number(number) => {
+                    terms.push((number, x));
+                    sources.push(term.contribution_of);
+                }
                 Factor::Learned(factor) if speaks_of_entries(&term.coefficient.folded) => entries.push((factor, x)),
                 Factor::Learned(factor) => {
                     let [size] = factor.dims();
                     terms.push((1.0, x * factor.reshape([1, 1, size])));
+                    sources.push(term.contribution_of);
                 }
             }
         }
         if !entries.is_empty() {
             let (factors, values): (Vec<_>, Vec<_>) = entries.into_iter().unzip();
             terms.push((1.0, learned_sum(values, Tensor::cat(factors, 0))));
+            sources.push(None);
         }
         let contributions: Vec<_> = if self.observer.wants_contributions() && terms.len() > 1 {
-            let sources = mix.terms.iter().zip(&terms);
-            sources.filter_map(|(term, (weight, x))| Some((term.contribution_of?, *weight, x.clone()))).collect()
+            let sources = sources.into_iter().zip(&terms);
+            sources.filter_map(|(source, (weight, x))| Some((source?, *weight, x.clone()))).collect()
         } else {
             Vec::new()
         };

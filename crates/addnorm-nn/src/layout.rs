@@ -190,6 +190,7 @@ impl Layout {
                 (_, 0) => "encoder.",
                 _ => "decoder.",
             };
+            Builder::gains(plan, norm)?;
             let shared = towers.first().filter(|_| config.tied).and_then(|tower| tower.entrance.table);
             let entrance = builder.entrance(shared);
             let embed = builder.section(&plan.embed);
@@ -272,7 +273,8 @@ impl Builder<'_> {
         });
         let token_types = (config.token_types > 0)
             .then(|| self.table(MatrixKind::Positions, "token_types", &plan.embed, config.token_types, width));
-        let norm = config.embedding_norm.then(|| self.norm("embedding_norm", width, None, None));
+        let implied = self.norm == NormKind::Crmsnorm && !narrow;
+        let norm = config.embedding_norm.then(|| NormAt { implied, ..self.norm("embedding_norm", width, None, None) });
         let widening = narrow.then(|| {
             let initial = InitialValue::Random(self.default_initializer());
             let stored = self.stored;
@@ -297,12 +299,14 @@ impl Builder<'_> {
 
     fn exit(&mut self, table: Option<usize>) -> ExitAt {
         let (config, section) = (self.config, &self.plan.head);
-        let width = if config.output_transform { config.width_of_embedding() } else { self.stored };
+        let narrow = config.width_of_embedding() != config.width;
+        let width = if config.output_transform && narrow { config.embedding_width } else { self.stored };
         let transform = config.output_transform.then(|| {
             let initial = InitialValue::Random(self.default_initializer());
             let shape = vec![self.stored, width];
             let weight = self.add("head.transform.w".into(), shape, Role::Matrix(MatrixKind::Head), None, initial);
             let bias = self.add("head.transform.b".into(), vec![width], Role::Bias, None, InitialValue::Constant(0.0));
+            // What the map gives is no stream, and has all its entries.
             let norm = self.norm("head.transform.norm", width, None, None);
             (LinearAt { weight, bias: Some(bias), centred: false }, norm)
         });
@@ -343,6 +347,26 @@ impl Builder<'_> {
         }
         let shared = self.section(&plan.blocks[0]);
         Ok(vec![shared; plan.blocks.len()])
+    }
+
+    /// # Errors
+    /// If a norm is to start from a gain, and the kind in use has none.
+    fn gains(plan: &Plan, norm: NormKind) -> Result<(), ConfigError> {
+        let own = plan.sections().flat_map(|section| &section.norm_numbers);
+        let lost = own.into_iter().find(|(_, numbers)| numbers.gain != 1.0 && !norm.has_gain());
+        match lost {
+            Some((name, numbers)) => Err(ConfigError {
+                section: "model",
+                key: "norm",
+                message: format!(
+                    "{} has no gain, and in '{}' the gain of {name} starts at {:.4}",
+                    norm.name(),
+                    plan.scheme,
+                    numbers.gain
+                ),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn section(&mut self, section: &Section) -> SectionAt {

@@ -4,7 +4,7 @@ use addnorm_kernels::statistics;
 use addnorm_scheme::{Place, Sublayer};
 use burn::tensor::Tensor;
 
-use crate::forward::ForwardOptions;
+use crate::forward::{ForwardOptions, Parameters, Pass};
 use crate::inputs::Inputs;
 use crate::model::Model;
 use crate::observer::Observer;
@@ -59,8 +59,8 @@ impl Model {
             return;
         }
         let mut found = Variances::default();
-        let options = ForwardOptions::default();
-        let _ = self.logits(weights, inputs, options, &mut found);
+        // Everything but the output, which takes the most memory and is not asked.
+        Pass::new(self, Parameters::Plain(weights), ForwardOptions::default(), &mut found, 0).whole(&inputs.into());
         for (stack, (plan, tower)) in self.plans.iter().zip(&self.layout.towers).enumerate() {
             for section in plan.sections() {
                 for learnable in &section.learnables {

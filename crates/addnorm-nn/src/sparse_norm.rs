@@ -50,6 +50,7 @@ const ROWS: usize = 512;
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     width: usize,
+    epsilon: f64,
     read: Vec<f64>,
     given: Vec<f64>,
 }
@@ -88,14 +89,14 @@ pub(crate) struct Choice {
 
 impl SparseNorms {
     /// Writes down what a norm reads and gives, if that is wanted.
-    pub(crate) fn look(&self, key: usize, x: &Tensor<3>, y: &Tensor<3>) {
+    pub(crate) fn look(&self, key: usize, epsilon: f64, x: &Tensor<3>, y: &Tensor<3>) {
         let SparseNorms::Measure(measured) = self else { return };
         let width = x.dims()[2];
         let (x, y) = (statistics::to_f64(x), statistics::to_f64(y));
         let rows = x.len() / width;
         let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = measured.entry(key).or_default();
-        kept.width = width;
+        (kept.width, kept.epsilon) = (width, epsilon);
         // Evenly spread over what passes at once.
         let shown = rows.min(ROWS.saturating_sub(kept.read.len() / width));
         for row in (0..shown).map(|number| number * rows / shown) {
@@ -113,8 +114,8 @@ impl SparseNorms {
 type Summary = (f64, f64);
 
 impl Choice {
-    fn new(rows: &Rows, centred: bool, epsilon: f64, error: f64) -> Self {
-        let width = rows.width;
+    fn new(rows: &Rows, centred: bool, error: f64) -> Self {
+        let (width, epsilon) = (rows.width, rows.epsilon);
         let d = width as f64;
         let count = (rows.read.len() / width) as f64;
         let mean_of = |row: &[f64]| if centred { row.iter().sum::<f64>() / d } else { 0.0 };
@@ -179,20 +180,25 @@ impl Choice {
         by_error.sort_by(|&a, &b| wrong[a].total_cmp(&wrong[b]).then(a.cmp(&b)));
         let mut left = budget * budget * size;
         let mut is_cheap = vec![false; width];
-        for i in by_error {
+        for &i in &by_error {
             left -= wrong[i];
             if left < 0.0 {
                 break;
             }
             is_cheap[i] = true;
         }
+        // One dimension at least takes the full path, so that gain and bias go on learning.
+        if is_cheap.iter().all(|cheap| *cheap)
+            && let Some(&worst) = by_error.last()
+        {
+            is_cheap[worst] = false;
+        }
         let those = |wanted: bool| -> Vec<usize> { (0..width).filter(|&i| is_cheap[i] == wanted).collect() };
         let (full, cheap) = (those(false), those(true));
         let mut order = vec![0; width];
         full.iter().chain(&cheap).enumerate().for_each(|(at, &dimension)| order[dimension] = at as i32);
         Choice {
-            // Nobody asks for statistics where every dimension is cheap.
-            statistics: if full.is_empty() { Vec::new() } else { statistics },
+            statistics,
             rest,
             full: full.into_iter().map(|i| i as i32).collect(),
             factors: cheap.iter().map(|&i| factors[i]).collect(),
@@ -236,7 +242,7 @@ impl Choice {
             Tensor::<3>::from_data(TensorData::new(values.to_vec(), [1, 1, count]), (&device, x.dtype()))
         };
         let mut parts = Vec::new();
-        if !self.full.is_empty() {
+        {
             let (mean, variance) = if self.statistics.is_empty() {
                 (fixed(&[self.rest[0] / d]), fixed(&[self.rest[1] / d]))
             } else {
@@ -271,12 +277,12 @@ impl Choice {
 }
 
 impl Model {
-    /// The same model with sparse norms, chosen from what a pass of these examples shows. An `error` of 0 gives
-    /// back the dense ones.
+    /// The same model with sparse norms, chosen from what a pass of these examples shows at a training step. An
+    /// `error` of 0 gives back the dense ones.
     ///
     /// # Panics
     /// As [`logits`](Model::logits).
-    pub fn with_sparse_norms(&self, weights: &Weights, inputs: impl Into<Inputs>, error: f64) -> Model {
+    pub fn with_sparse_norms(&self, weights: &Weights, inputs: impl Into<Inputs>, error: f64, step: u64) -> Model {
         let mut model = self.clone();
         if error <= 0.0 {
             model.sparse_norms = SparseNorms::Off;
@@ -284,10 +290,10 @@ impl Model {
         }
         let measured = Measured::default();
         model.sparse_norms = SparseNorms::Measure(Arc::clone(&measured));
-        model.logits(weights, inputs, ForwardOptions::default(), &mut NoObserver);
+        model.logits(weights, inputs, ForwardOptions { step, ..ForwardOptions::default() }, &mut NoObserver);
         let measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let (centred, epsilon) = (self.norm.centres(), self.config.epsilon);
-        let choices = measured.iter().map(|(&key, rows)| (key, Choice::new(rows, centred, epsilon, error))).collect();
+        let centred = self.norm.centres();
+        let choices = measured.iter().map(|(&key, rows)| (key, Choice::new(rows, centred, error))).collect();
         model.sparse_norms = SparseNorms::On(Arc::new(choices));
         model
     }

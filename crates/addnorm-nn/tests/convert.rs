@@ -22,6 +22,7 @@ fn configs() -> Vec<ModelConfig> {
         ModelConfig { bias: false, positions: Positions::Rope, ..base.clone() },
         ModelConfig { norm: NormKind::LayernormNoBias, bias: false, logit_bias: true, ..base.clone() },
         ModelConfig { stack: StackKind::Encoder, ..base.clone() },
+        ModelConfig { positions: Positions::Sinusoidal, ..base.clone() },
         ModelConfig { stack: StackKind::Vision, image: 6, patch: 2, classes: 5, ..base },
     ]
 }

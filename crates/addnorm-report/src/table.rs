@@ -130,14 +130,16 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
     } else {
         format!("what differs besides the equations (values in the report): {}", differing.join(", "))
     };
+    // Of an encoder the hidden tokens alone are targets, and counted as used.
+    let things = if settings.model.stack == StackKind::Vision { "images" } else { "tokens" };
     let dropped = comparison.outcomes.first().map_or(0, |outcome| outcome.meta.dropped_tokens);
     format!(
         "losses in nats {}; unigram entropy {:.3}{floor}; {spread}\n\
          at the end of training: grad 1/L, stream gradient after {}; RMS L and cosine L, residual stream after the last \
          block\n\
          {differing}\n\
-         {} training tokens, of which {dropped} at the end fill no window; {} of {} validation tokens used\n\
-         {} steps of {} x {} tokens, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
+         {} training {things}, of which {dropped} at the end fill no window; {} of {} validation {things} used\n\
+         {} steps of {} x {} {}, learning rate {:e}, warm-up {}; {} with epsilon {:e}; {} at a time on {} threads each; {:.0} s in all\n",
         if settings.model.stack == StackKind::Vision { "an image" } else { "a token" },
         corpus.unigram_entropy,
         match settings.model.stack {
@@ -152,7 +154,8 @@ pub(crate) fn explanation(comparison: &Comparison) -> String {
         corpus.validation_tokens,
         settings.train.steps,
         settings.train.batch,
-        settings.model.context,
+        if settings.model.stack == StackKind::Vision { settings.model.patches() } else { settings.model.context },
+        if settings.model.stack == StackKind::Vision { "patches" } else { "tokens" },
         settings.train.learning_rate,
         settings.train.warmup,
         settings.model.norm.name(),

@@ -571,7 +571,8 @@ impl Checker<'_> {
                 }
                 Ok(Typed::Stream(left))
             }
-            (_, Typed::Scalar(factor), Typed::Stream(_)) | (_, Typed::Stream(_), Typed::Scalar(factor))
+            (_, Typed::Scalar(factor), Typed::Stream(_) | Typed::Gate { .. })
+            | (_, Typed::Stream(_) | Typed::Gate { .. }, Typed::Scalar(factor))
                 if is_condition(&factor) =>
             {
                 self.error(
@@ -946,7 +947,12 @@ fn count_sublayers(sum: &Sum, counts: &mut [usize; 3], weight: usize) {
         match &term.operand {
             Operand::Name(_) | Operand::History(_) => {}
             Operand::Norm(inner, _) | Operand::Gate { input: inner, .. } => count_sublayers(inner, counts, weight),
-            Operand::Product { value, .. } => count_sublayers(value, counts, weight),
+            Operand::Product { gate, value } => {
+                if let Operand::Gate { input, .. } = gate.as_ref() {
+                    count_sublayers(input, counts, weight);
+                }
+                count_sublayers(value, counts, weight);
+            }
             Operand::Sublayer(sublayer, inner) => {
                 counts[*sublayer as usize] += weight;
                 count_sublayers(inner, counts, weight);

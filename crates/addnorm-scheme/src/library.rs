@@ -57,12 +57,32 @@ pub enum LookupError {
     },
 }
 
+/// What commas part, but not those inside parentheses.
+fn settings(constants: &str) -> Vec<&str> {
+    let (mut depth, mut start) = (0usize, 0);
+    let mut found = Vec::new();
+    for (at, c) in constants.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                found.push(&constants[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    found.push(&constants[start..]);
+    found.retain(|setting| !setting.trim().is_empty());
+    found
+}
+
 /// The text with other definitions of some constants: `ratio=1/2, c=3`.
 fn with_constants(name: &str, text: &str, constants: &str) -> Result<String, LookupError> {
     let wrong =
         |error| LookupError::Wrong { name: name.to_string(), source_text: text.to_string(), error: Box::new(error) };
     let mut text = text.to_string();
-    for setting in constants.split(',').filter(|setting| !setting.trim().is_empty()) {
+    for setting in settings(constants) {
         let file = parser::parse(&text).map_err(wrong)?;
         let known: BTreeSet<&str> = file.lets.iter().map(|rule| rule.definition.name.as_str()).collect();
         let (constant, value) = setting.split_once('=').unwrap_or((setting, ""));

@@ -124,7 +124,9 @@ pub fn evaluate(
             let values = statistics::to_f64(&logits);
             for (logits, &target) in values.chunks(config.answers()).zip(batch.targets.iter()) {
                 let best = (0..logits.len()).fold(0, |best, at| if logits[at] > logits[best] { at } else { best });
-                right += u64::from(best == target as usize);
+                // No number is no answer.
+                let answers = logits.iter().all(|logit| !logit.is_nan());
+                right += u64::from(answers && best == target as usize);
             }
         }
         total += model.total_loss(weights, &batch.inputs, batch.targets, options);
@@ -385,19 +387,19 @@ impl<'a> Trainer<'a> {
     }
 
     /// Significance moves as training goes: sparse norms are chosen anew at every look, from training examples.
-    fn choose_norms(&mut self) {
+    fn choose_norms(&mut self, step: u64) {
         let share = self.spec.config.model.sparse_norm;
         if share > 0.0 {
             let (train, model) = (&self.spec.config.train, &self.spec.config.model);
             let order = stream_seed(train.seed, Purpose::DataOrder, "norms");
             let mut feed = Feed::new(self.dataset, model.context, model.patch, order, Cursor::default());
             let examples = Batch::from(feed.next_batch(train.batch));
-            self.model = self.model.with_sparse_norms(&self.weights, examples.inputs, share);
+            self.model = self.model.with_sparse_norms(&self.weights, examples.inputs, share, step);
         }
     }
 
     fn look_at_layers(&mut self, step: u64) -> Result<(), RunError> {
-        self.choose_norms();
+        self.choose_norms(step);
         let Batch { inputs, targets } = &self.diagnostic;
         let recompute = self.spec.config.train.recompute.blocks();
         let layers = measure(&self.model, &self.weights, inputs, targets.clone(), step, recompute);

@@ -39,10 +39,17 @@ pub fn convert(arguments: &ConvertArguments) -> Result<ExitCode, Failure> {
     let before = statistics::to_f64(&run.model.logits(&run.weights, &inputs, options, &mut NoObserver));
     let after = statistics::to_f64(&model.logits(&weights, &inputs, options, &mut NoObserver));
     let largest = before.iter().fold(0.0f64, |largest, logit| largest.max(logit.abs()));
-    let off = before.iter().zip(&after).fold(0.0f64, |off, (a, b)| off.max((a - b).abs()));
+    // A NaN stays one, and is not equal to anything.
+    let worse = |off: f64, next: f64| if off.is_nan() || next <= off { off } else { next };
+    let off = before.iter().zip(&after).fold(0.0f64, |off, (a, b)| worse(off, (a - b).abs()));
+    let equal = off <= TOLERANCE * largest.max(1.0);
+    if !equal {
+        return Err(Failure::run(format!(
+            "the two forms differ by {off:.1e}, more than {TOLERANCE:e}: nothing is written"
+        )));
+    }
     let folder = output_folder(arguments.out.as_deref(), &format!("convert-{}", target.name))?;
     write_converted(&run, &target, &model, &weights, &folder).map_err(Failure::run)?;
-    let equal = off <= TOLERANCE * largest.max(1.0);
     if arguments.json {
         let report = serde_json::json!({
             "from": run.scheme.name, "to": target.name, "folder": folder, "logits": before.len(),
@@ -61,9 +68,6 @@ pub fn convert(arguments: &ConvertArguments) -> Result<ExitCode, Failure> {
             run.model.parameter_count(),
             folder.display(),
         ));
-    }
-    if !equal {
-        return Err(Failure::run(format!("the two forms differ by {off:.1e}, more than {TOLERANCE:e}")));
     }
     if config.model.dropout > 0.0 {
         printer::message("note: with dropout in training a stream gets a mean, which the new form does not take off");

@@ -93,7 +93,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode, Failure> {
     let most = (last(&arguments.softmax), last(&arguments.norm));
     let both = (most.0 > 0.0 && most.1 > 0.0).then_some(most);
     for (softmax, norm) in settings.chain(both) {
-        let model = with(softmax)?.with_sparse_norms(&run.weights, &examples.inputs, norm);
+        let model = with(softmax)?.with_sparse_norms(&run.weights, &examples.inputs, norm, step);
         take_softmax_work();
         take_norm_work();
         let started = Instant::now();
@@ -116,7 +116,7 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode, Failure> {
         });
     }
     let long = match arguments.long {
-        Some(tokens) => long_passes(arguments, tokens, &dataset, &run.weights, &with, config.model.clone())?,
+        Some(tokens) => long_passes(arguments, (tokens, step), &dataset, &run.weights, &with, config.model.clone())?,
         None => Vec::new(),
     };
     if arguments.json {
@@ -150,7 +150,8 @@ fn against(reference: &[Vec<f64>], found: &[Vec<f64>], batches: &[Batch], answer
             let mean = reference.iter().sum::<f64>() / answers as f64;
             wrong += reference.iter().zip(found).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             size += reference.iter().map(|a| (a - mean).powi(2)).sum::<f64>();
-            equal += usize::from(best(reference) == best(found));
+            let answers = found.iter().all(|logit| !logit.is_nan());
+            equal += usize::from(answers && best(reference) == best(found));
             let largest = found.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total = largest + found.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
             loss += total - found[target as usize];
@@ -163,12 +164,15 @@ fn against(reference: &[Vec<f64>], found: &[Vec<f64>], batches: &[Batch], answer
 /// One long sequence through the model, dense and with each setting of the softmax.
 fn long_passes(
     arguments: &SparseArguments,
-    tokens: usize,
+    (tokens, step): (usize, u64),
     dataset: &Dataset,
     weights: &Weights,
     with: &dyn Fn(f64) -> Result<Model, Failure>,
     config: ModelConfig,
 ) -> Result<Vec<Long>, Failure> {
+    if !(1..=1 << 20).contains(&tokens) {
+        return Err(Failure::input(format!("a long pass has 1 to {} tokens, not {tokens}", 1 << 20)));
+    }
     if config.stack != StackKind::Decoder {
         return Err(Failure::input("a long pass is for a decoder"));
     }
@@ -185,7 +189,8 @@ fn long_passes(
         release_idle();
         take_softmax_work();
         let started = Instant::now();
-        let total = model.total_loss(weights, &inputs, text[1..].into(), ForwardOptions::default());
+        let total =
+            model.total_loss(weights, &inputs, text[1..].into(), ForwardOptions { step, ..ForwardOptions::default() });
         let work = take_softmax_work();
         passes.push(Long {
             softmax,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use addnorm_data::{Dataset, bleu};
+use addnorm_data::{BleuTokens, Dataset, bleu};
 use addnorm_nn::{StackKind, device};
 use addnorm_train::{Marks, Search, bleu_tokens, load_run, sample, task_of, translate as write};
 
@@ -43,6 +43,14 @@ pub fn translate(arguments: &TranslateArguments) -> Result<ExitCode, Failure> {
         if let Some(at) = sources.iter().position(Vec::is_empty) {
             return Err(Failure::input(format!("text {} is empty", at + 1)));
         }
+        let most = run.config.model.context - 1;
+        for (at, source) in sources.iter().enumerate().filter(|(_, source)| source.len() > most) {
+            printer::message(&format!(
+                "warning: text {} has {} tokens, of which the model reads the first {most}",
+                at + 1,
+                source.len()
+            ));
+        }
         let outputs = translated(&sources);
         if arguments.json {
             let both = arguments.texts.iter().zip(&outputs);
@@ -60,6 +68,9 @@ pub fn translate(arguments: &TranslateArguments) -> Result<ExitCode, Failure> {
     let Dataset::SecondText(pairs) = &dataset else {
         return Err(Failure::input("the run's data is no pairs"));
     };
+    if pairs.cut > 0 {
+        printer::message(&format!("note: {} texts were cut to the context, references among them", pairs.cut));
+    }
     let sample = sample(pairs, arguments.pairs);
     let sources: Vec<Vec<u32>> = sample.iter().map(|pair| pair.source.clone()).collect();
     let outputs = translated(&sources);
@@ -88,9 +99,10 @@ pub fn translate(arguments: &TranslateArguments) -> Result<ExitCode, Failure> {
         let _ = writeln!(text, "reference  {}\n", references[at]);
     }
     let [one, two, three, four] = score.precisions;
+    let unit = if tokens == BleuTokens::Char { "characters" } else { "words" };
     let _ = write!(
         text,
-        "BLEU {:.2} over {} validation pairs, beam {} ({one:.1}/{two:.1}/{three:.1}/{four:.1}, brevity {:.3}, {} words \
+        "BLEU {:.2} over {} validation pairs, beam {} ({one:.1}/{two:.1}/{three:.1}/{four:.1}, brevity {:.3}, {} {unit} \
          for {})",
         score.score,
         sample.len(),
