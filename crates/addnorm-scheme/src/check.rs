@@ -163,6 +163,7 @@ impl Checker<'_> {
             name: name.to_string(),
             title: file.title.clone().unwrap_or_else(|| name.to_string()),
             papers: file.papers.clone(),
+            claims: file.claims.clone(),
             notes: file.notes.clone(),
             source: self.source.to_string(),
             streams: self.streams.clone(),

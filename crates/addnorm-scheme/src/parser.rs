@@ -13,16 +13,16 @@ const MAX_ATOMS: usize = 256;
 /// Equations accepted under one heading.
 const MAX_EQUATIONS: usize = 128;
 
-const DIRECTIVES: [&str; 19] = [
-    "title", "paper", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "cross", "ffn",
-    "centre", "embed", "init", "each", "block", "head",
+const DIRECTIVES: [&str; 20] = [
+    "title", "paper", "claim", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "cross",
+    "ffn", "centre", "embed", "init", "each", "block", "head",
 ];
 
 /// Words that open a directive or are part of the language, and so cannot be names of the author's own.
-pub(crate) const RESERVED: [&str; 29] = [
-    "title", "paper", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "ffn", "cross",
-    "centre", "embed", "init", "each", "block", "head", "stop", "gate", "sum", "and", "or", "times", "per", "of",
-    "pair", "in",
+pub(crate) const RESERVED: [&str; 30] = [
+    "title", "paper", "claim", "note", "streams", "history", "let", "for", "not", "learn", "norm", "attn", "ffn",
+    "cross", "centre", "embed", "init", "each", "block", "head", "stop", "gate", "sum", "and", "or", "times", "per",
+    "of", "pair", "in",
 ];
 
 pub(crate) fn parse(source: &str) -> Result<File, SchemeError> {
@@ -177,6 +177,10 @@ impl Parser<'_> {
             "paper" => {
                 self.next();
                 file.papers.push(self.text("the paper")?);
+            }
+            "claim" => {
+                self.next();
+                file.claims.push(self.text("the claim")?);
             }
             "note" => {
                 self.next();

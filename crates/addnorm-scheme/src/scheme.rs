@@ -292,6 +292,8 @@ pub struct Scheme {
     pub title: String,
     /// Where it was published.
     pub papers: Vec<String>,
+    /// What its authors say of it; not verified here.
+    pub claims: Vec<String>,
     /// What its author wants known.
     pub notes: Vec<String>,
     /// The text that it was read from.

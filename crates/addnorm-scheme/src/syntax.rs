@@ -140,6 +140,7 @@ pub(crate) struct BlockRule {
 pub(crate) struct File {
     pub title: Option<String>,
     pub papers: Vec<String>,
+    pub claims: Vec<String>,
     pub notes: Vec<String>,
     pub streams: Vec<Named<()>>,
     pub histories: Vec<Named<()>>,

@@ -19,6 +19,7 @@ struct Entry {
     name: String,
     title: String,
     papers: Vec<String>,
+    claims: Vec<String>,
     notes: Vec<String>,
     /// By stack: whether it has a form there, or why not.
     stacks: Vec<(&'static str, Result<(), String>)>,
@@ -38,7 +39,14 @@ pub fn schemes(arguments: &SchemesArguments) -> Result<ExitCode, Failure> {
                 .iter()
                 .map(|&(stack_name, stack)| (stack_name, model(&scheme, stack).map(drop)))
                 .collect();
-            Ok(Entry { name: scheme.name, title: scheme.title, papers: scheme.papers, notes: scheme.notes, stacks })
+            Ok(Entry {
+                name: scheme.name,
+                title: scheme.title,
+                papers: scheme.papers,
+                claims: scheme.claims,
+                notes: scheme.notes,
+                stacks,
+            })
         })
         .collect::<Result<Vec<_>, Failure>>()?;
     if let Some(folder) = &arguments.markdown {
@@ -55,7 +63,7 @@ pub fn schemes(arguments: &SchemesArguments) -> Result<ExitCode, Failure> {
                     })
                     .collect();
                 serde_json::json!({
-                    "name": entry.name, "title": entry.title, "papers": entry.papers, "notes": entry.notes,
+                    "name": entry.name, "title": entry.title, "papers": entry.papers, "claims": entry.claims, "notes": entry.notes,
                     "stacks": stacks,
                 })
             })
@@ -81,7 +89,8 @@ fn markdown() -> Result<String, Failure> {
          the number of blocks.\n\n\
          A check mark says that forward values, the loss and the gradient of every parameter on that stack equal an\n\
          independent float64 reference, written in Python from the papers' equations (`reference/`), to 1e-9, and in\n\
-         single precision to 1e-4. A dash says that the scheme has no published form there; asked for it all the same,\n\
+         single precision to 1e-4. What is claimed is what the papers or their repositories say, and is not verified here.\n\
+         A dash says that the scheme has no published form there; asked for it all the same,\n\
          addnorm refuses with the reason.\n\n\
          | scheme | decoder | encoder | pair | vision |\n|---|---|---|---|---|\n",
     );
@@ -128,6 +137,9 @@ fn scheme_in_markdown(text: &mut String, scheme: &Scheme) -> Result<(), Failure>
         })
         .collect();
     let _ = writeln!(text, "**{}**, {}.", scheme.title, papers.join(", "));
+    for claim in &scheme.claims {
+        let _ = writeln!(text, "\nClaimed: {claim}");
+    }
     for note in &scheme.notes {
         let _ = writeln!(text, "\n{note}");
     }

@@ -66,7 +66,7 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
             })
             .collect();
         let report = serde_json::json!({
-            "name": scheme.name, "title": scheme.title, "papers": scheme.papers, "notes": scheme.notes,
+            "name": scheme.name, "title": scheme.title, "papers": scheme.papers, "claims": scheme.claims, "notes": scheme.notes,
             "stack": stack.name(), "depth": depth, "width": width, "heads": heads, "streams": plan.streams,
             "equations": words, "constants": constants, "diagrams": diagrams,
             "norm": model.norm_kind().name(), "epsilon": config.epsilon,
@@ -87,6 +87,9 @@ pub fn show(arguments: &ShowArguments) -> Result<ExitCode, Failure> {
         let _ = write!(text, " ({})", scheme.papers.join(", "));
     }
     text.push('\n');
+    for claim in &scheme.claims {
+        let _ = writeln!(text, "Claimed: {claim}");
+    }
     for note in &scheme.notes {
         let _ = writeln!(text, "{note}");
     }
