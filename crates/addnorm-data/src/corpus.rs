@@ -311,7 +311,7 @@ impl Corpus {
         for token in &tokens {
             hasher.update(token.to_le_bytes());
         }
-        let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hexadecimal(hasher);
         // Of the very targets that losses are compared with it on.
         let windows = validation_windows(validation, context, eval_tokens.div_ceil(context));
         let targets: Vec<u32> = windows.iter().flat_map(|(_, targets)| targets.iter().copied()).collect();
@@ -328,6 +328,11 @@ impl Corpus {
         };
         Ok(Self { training: training.to_vec(), validation: validation.to_vec(), vocabulary, summary })
     }
+}
+
+/// A hash as text.
+pub(crate) fn hexadecimal(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub(crate) fn validation_count(tokens: usize, share: f64) -> usize {

@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 
-use crate::corpus::{CorpusSummary, DataConfig, DataError, unigram_entropy, validation_count};
+use crate::corpus::{CorpusSummary, DataConfig, DataError, hexadecimal, unigram_entropy, validation_count};
 
 /// Images that are made without files.
 const MOST_BUILTIN: usize = 20_000;
@@ -87,7 +87,7 @@ impl Images {
                 "{description} ({} images of {side} x {side})",
                 training.labels.len() + validation.labels.len()
             ),
-            sha256: hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+            sha256: hexadecimal(hasher),
             training_tokens: training.labels.len(),
             validation_tokens: validation.labels.len(),
             vocabulary: classes,

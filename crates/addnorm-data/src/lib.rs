@@ -20,6 +20,6 @@ pub use corpus::{Corpus, CorpusSummary, DataConfig, DataError, Vocabulary};
 pub use dataset::{Dataset, Examples, Feed, IGNORED, Numbers, Task};
 pub use images::{ImageSet, Images};
 pub use masked::{MASKED_SHARE, hide};
-pub use pairs::{Pair, PairBatch, Pairs};
+pub use pairs::{Marks, Pair, PairBatch, Pairs};
 pub use text::{InvalidUtf8, Newlines, TextReport, read_texts};
 pub use windows::{Cursor, Windows, validation_windows};

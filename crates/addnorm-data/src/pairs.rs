@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 
-use crate::corpus::{CorpusSummary, DataConfig, DataError, Vocabulary, unigram_entropy, validation_count};
+use crate::corpus::{CorpusSummary, DataConfig, DataError, Vocabulary, hexadecimal, unigram_entropy, validation_count};
 use crate::dataset::IGNORED;
 use crate::order::spread;
 
@@ -33,7 +33,7 @@ pub struct Pairs {
     pub training: Vec<Pair>,
     /// To validate on.
     pub validation: Vec<Pair>,
-    /// How tokens read. Three more numbers follow it, see [`Pairs::start`].
+    /// How tokens read. The numbers of [`Marks`] follow it.
     pub vocabulary: Vocabulary,
     /// What is known.
     pub summary: CorpusSummary,
@@ -60,20 +60,32 @@ pub struct PairBatch {
     pub said: Vec<u32>,
 }
 
+/// The tokens that follow a vocabulary's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marks {
+    /// What every target begins with.
+    pub start: u32,
+    /// What every text ends with.
+    pub end: u32,
+    /// What fills a row after its end.
+    pub padding: u32,
+}
+
+impl Marks {
+    /// How many there are.
+    const COUNT: usize = 3;
+
+    /// Those that follow a vocabulary.
+    pub fn of(vocabulary: &Vocabulary) -> Self {
+        let start = vocabulary.size() as u32;
+        Marks { start, end: start + 1, padding: start + 2 }
+    }
+}
+
 impl Pairs {
-    /// The token that every target begins with.
-    pub fn start(&self) -> u32 {
-        start_of(&self.vocabulary)
-    }
-
-    /// The token that every text ends with.
-    pub fn end(&self) -> u32 {
-        self.start() + 1
-    }
-
     /// Numbers of tokens, marks and padding included.
     pub fn size(&self) -> usize {
-        self.vocabulary.size() + 3
+        self.vocabulary.size() + Marks::COUNT
     }
 
     /// Reads or makes pairs: of one or more `.tsv` files with source and target in the first two columns, of two
@@ -127,7 +139,8 @@ impl Pairs {
                 return Err(DataError::Empty(format!("the {part} part has no pair")));
             }
         }
-        let end = start_of(&vocabulary) + 1;
+        let end = Marks::of(&vocabulary).end;
+        let size = vocabulary.size() + Marks::COUNT;
         let said = |pairs: &[Pair]| -> Vec<u32> {
             pairs.iter().flat_map(|pair| pair.target.iter().copied().chain([end])).collect()
         };
@@ -140,11 +153,11 @@ impl Pairs {
         let all = (training_targets.len() + validation_targets.len()) as f64;
         let summary = CorpusSummary {
             description,
-            sha256: hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+            sha256: hexadecimal(hasher),
             training_tokens: training_targets.len(),
             validation_tokens: validation_targets.len(),
-            vocabulary: vocabulary.size() + 3,
-            unigram_entropy: unigram_entropy(&training_targets, &said(&used), vocabulary.size() + 3),
+            vocabulary: size,
+            unigram_entropy: unigram_entropy(&training_targets, &said(&used), size),
             floor,
             // Of whole texts only: the bytes of what was cut off are no token's.
             bytes_per_token: bytes.filter(|_| cut == 0).map(|bytes| bytes as f64 / all),
@@ -167,8 +180,7 @@ impl Pairs {
     /// The pairs as a batch.
     pub fn batch<'a>(&self, pairs: impl IntoIterator<Item = &'a Pair>) -> PairBatch {
         let pairs: Vec<&Pair> = pairs.into_iter().collect();
-        let (start, end) = (self.start(), self.end());
-        let padding = end + 1;
+        let Marks { start, end, padding } = Marks::of(&self.vocabulary);
         let length = |longest: Option<usize>| (longest.unwrap_or(0) + 1).next_multiple_of(GRANULE).min(self.context);
         let source_time = length(pairs.iter().map(|pair| pair.source.len()).max());
         let target_time = length(pairs.iter().map(|pair| pair.target.len()).max());
@@ -195,10 +207,6 @@ impl Pairs {
         }
         batch
     }
-}
-
-fn start_of(vocabulary: &Vocabulary) -> u32 {
-    vocabulary.size() as u32
 }
 
 /// The validation pairs that are used: spread over all, with about `tokens` target tokens together.

@@ -64,38 +64,48 @@ static WORK: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
 
 /// What all forward passes of this process have computed since the last call, and starts anew.
 pub fn take_softmax_work() -> SoftmaxWork {
-    let [exponentials, dense_exponentials, score_products, dense_score_products, value_products, dense_value_products] =
-        [0, 1, 2, 3, 4, 5].map(|at| WORK[at].swap(0, Ordering::Relaxed));
-    SoftmaxWork {
-        exponentials,
-        dense_exponentials,
-        score_products,
-        dense_score_products,
-        value_products,
-        dense_value_products,
-    }
+    SoftmaxWork::of([0, 1, 2, 3, 4, 5].map(|at| WORK[at].swap(0, Ordering::Relaxed)))
 }
 
 impl SoftmaxWork {
-    fn add(&mut self, other: SoftmaxWork) {
-        self.exponentials += other.exponentials;
-        self.dense_exponentials += other.dense_exponentials;
-        self.score_products += other.score_products;
-        self.dense_score_products += other.dense_score_products;
-        self.value_products += other.value_products;
-        self.dense_value_products += other.dense_value_products;
-    }
-
-    fn record(self) {
-        let counts = [
+    fn counts(self) -> [u64; 6] {
+        [
             self.exponentials,
             self.dense_exponentials,
             self.score_products,
             self.dense_score_products,
             self.value_products,
             self.dense_value_products,
-        ];
-        for (total, count) in WORK.iter().zip(counts) {
+        ]
+    }
+
+    /// The reverse of [`counts`](SoftmaxWork::counts).
+    fn of(counts: [u64; 6]) -> Self {
+        let [
+            exponentials,
+            dense_exponentials,
+            score_products,
+            dense_score_products,
+            value_products,
+            dense_value_products,
+        ] = counts;
+        SoftmaxWork {
+            exponentials,
+            dense_exponentials,
+            score_products,
+            dense_score_products,
+            value_products,
+            dense_value_products,
+        }
+    }
+
+    fn add(&mut self, other: SoftmaxWork) {
+        let (own, other) = (self.counts(), other.counts());
+        *self = SoftmaxWork::of([0, 1, 2, 3, 4, 5].map(|at| own[at] + other[at]));
+    }
+
+    fn record(self) {
+        for (total, count) in WORK.iter().zip(self.counts()) {
             total.fetch_add(count, Ordering::Relaxed);
         }
     }

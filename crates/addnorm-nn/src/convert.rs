@@ -8,7 +8,7 @@ use addnorm_scheme::{NormKind, ParameterSize, Place, Plan, Scheme, Section, Step
 
 use crate::layout::{AttentionAt, LinearAt, NormAt};
 use crate::model::{Model, ModelError};
-use crate::weights::{Weight, Weights};
+use crate::weights::Weights;
 
 /// Why a model has no such form.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -301,13 +301,8 @@ impl Converter<'_> {
         if let Some(to) = to.bias {
             self.set(to, bias);
         }
-        let like = |index: usize| match &self.weights.0[index] {
-            Weight::Vector(tensor) => (tensor.device(), tensor.dtype()),
-            Weight::Matrix(tensor) => (tensor.device(), tensor.dtype()),
-        };
-        let (device, dtype) = like(0);
         let made = target.parameters().iter().zip(&self.values).map(|(info, values)| match values {
-            Some(values) => Ok(Weight::from_values(values.clone(), &info.shape, &device, dtype)),
+            Some(values) => Ok(self.weights.0[0].beside(values.clone(), &info.shape)),
             None => not_exact(format!("nothing in the model becomes '{}'", info.name)),
         });
         let weights = Weights(made.collect::<Result<_, _>>()?);

@@ -357,21 +357,21 @@ impl<'a> Pass<'a> {
     fn statistics_norm(&self, terms: Vec<(f64, Tensor<3>)>, at: NormAt, scale: f64) -> Tensor<3> {
         let (gain, bias) = (at.gain.map(|at| self.parameters.vector(at)), at.bias.map(|at| self.parameters.vector(at)));
         let settings = self.norm_of(at, scale);
-        let (sparse, key) = (&self.model.sparse_norms, at.gain);
-        match (sparse, key, gain) {
-            (SparseNorms::Measure(_), Some(key), gain) => {
+        let sparse = &self.model.sparse_norms;
+        let choice = at.gain.and_then(|key| sparse.choice(key));
+        match (sparse, at.gain, gain, choice) {
+            (SparseNorms::Measure(_), Some(key), gain, _) => {
                 let x = weighted_sum(terms);
                 let y = add_norm(vec![(1.0, x.clone())], gain, bias, settings);
                 sparse.look(key, settings.epsilon, &x, &y);
                 y
             }
-            (SparseNorms::On(_), Some(key), Some(gain)) if sparse.choice(key).is_some() => {
+            (_, _, Some(gain), Some(choice)) => {
                 let x = weighted_sum(terms);
-                let choice = sparse.choice(key).expect("just found");
                 let gain = if settings.gain_offset == 0.0 { gain } else { gain + settings.gain_offset };
                 choice.apply(x, gain, bias, settings.centre, settings.epsilon, scale)
             }
-            (_, _, gain) => add_norm(terms, gain, bias, settings),
+            (_, _, gain, _) => add_norm(terms, gain, bias, settings),
         }
     }
 

@@ -247,7 +247,7 @@ impl Builder<'_> {
     fn entrance(&mut self, shared: Option<usize>) -> EntranceAt {
         let (plan, config) = (self.plan, self.config);
         let is_image = config.stack == StackKind::Vision;
-        let narrow = config.embedding_width > 0 && config.embedding_width != config.width;
+        let narrow = config.width_of_embedding() != config.width;
         let width = if narrow { config.embedding_width } else { self.stored };
         let kind = MatrixKind::Embedding;
         let table = (!is_image)

@@ -8,7 +8,7 @@ use crate::forward::{ForwardOptions, Parameters, Pass};
 use crate::inputs::Inputs;
 use crate::model::Model;
 use crate::observer::Observer;
-use crate::weights::{Weight, Weights};
+use crate::weights::Weights;
 
 /// Variances in the order of computation, by stack.
 #[derive(Default)]
@@ -67,13 +67,8 @@ impl Model {
                     let Some(start) = &learnable.measured else { continue };
                     let index = tower.section(section.place).learnables[&learnable.name];
                     let Some(value) = start.value(found.embedding[stack], &found.branches[stack]) else { continue };
-                    let (device, dtype) = match &weights.0[index] {
-                        Weight::Vector(tensor) => (tensor.device(), tensor.dtype()),
-                        Weight::Matrix(tensor) => (tensor.device(), tensor.dtype()),
-                    };
                     let info = &self.parameters()[index];
-                    let values = vec![value; info.elements()];
-                    weights.0[index] = Weight::from_values(values, &info.shape, &device, dtype);
+                    weights.0[index] = weights.0[index].beside(vec![value; info.elements()], &info.shape);
                 }
             }
         }

@@ -3,6 +3,8 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::logits::likeliest;
+
 /// What a random stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -37,7 +39,7 @@ pub fn stream(seed: u64, purpose: Purpose, label: &str) -> ChaCha8Rng {
 
 /// A token drawn from logits. At temperature 0 it is the likeliest one (the first of equals).
 pub fn draw(logits: &[f64], temperature: f64, random: &mut ChaCha8Rng) -> u32 {
-    let best = (0..logits.len()).fold(0, |best, at| if logits[at] > logits[best] { at } else { best });
+    let best = likeliest(logits);
     if temperature == 0.0 {
         return best as u32;
     }

@@ -77,7 +77,7 @@ pub(crate) struct Choice {
     statistics: Vec<i32>,
     /// Of the dimensions that they are not taken over, summed: the mean, and the mean square about the row's mean.
     rest: [f64; 2],
-    /// The dimensions of the result that take the full path.
+    /// The dimensions of the result that take the full path, at least one.
     full: Vec<i32>,
     /// Those that take the cheap path, and its factors and offsets.
     cheap: Vec<i32>,
@@ -241,38 +241,33 @@ impl Choice {
             let count = values.len();
             Tensor::<3>::from_data(TensorData::new(values.to_vec(), [1, 1, count]), (&device, x.dtype()))
         };
-        let mut parts = Vec::new();
-        {
-            let (mean, variance) = if self.statistics.is_empty() {
-                (fixed(&[self.rest[0] / d]), fixed(&[self.rest[1] / d]))
-            } else {
-                let read = pick(&x, &self.statistics);
-                let mean = (read.clone().sum_dim(2) + self.rest[0]) * (1.0 / d);
-                let about = if centred { read - mean.clone() } else { read };
-                (mean, ((about.clone() * about).sum_dim(2) + self.rest[1]) * (1.0 / d))
-            };
-            let mut y = pick(&x, &self.full);
-            if centred {
-                y = y - mean;
-            }
-            let count = self.full.len();
-            let part = |vector: Tensor<1>| {
-                let vector = if count == width { vector } else { vector.select(0, index(&self.full)) };
-                vector.reshape([1, 1, count])
-            };
-            y = y / (variance + epsilon).sqrt() * part(gain.clone());
-            if let Some(bias) = &bias {
-                y = y + part(bias.clone());
-            }
-            parts.push(y * scale);
+        let (mean, variance) = if self.statistics.is_empty() {
+            (fixed(&[self.rest[0] / d]), fixed(&[self.rest[1] / d]))
+        } else {
+            let read = pick(&x, &self.statistics);
+            let mean = (read.clone().sum_dim(2) + self.rest[0]) * (1.0 / d);
+            let about = if centred { read - mean.clone() } else { read };
+            (mean, ((about.clone() * about).sum_dim(2) + self.rest[1]) * (1.0 / d))
+        };
+        let mut y = pick(&x, &self.full);
+        if centred {
+            y = y - mean;
         }
-        if !self.cheap.is_empty() {
-            parts.push(pick(&x, &self.cheap) * fixed(&self.factors) + fixed(&self.offsets));
+        let count = self.full.len();
+        let part = |vector: Tensor<1>| {
+            let vector = if count == width { vector } else { vector.select(0, index(&self.full)) };
+            vector.reshape([1, 1, count])
+        };
+        y = y / (variance + epsilon).sqrt() * part(gain);
+        if let Some(bias) = bias {
+            y = y + part(bias);
         }
-        if parts.len() == 1 {
-            return parts.swap_remove(0);
+        y = y * scale;
+        if self.cheap.is_empty() {
+            return y;
         }
-        Tensor::cat(parts, 2).select(2, index(&self.order))
+        let cheap = pick(&x, &self.cheap) * fixed(&self.factors) + fixed(&self.offsets);
+        Tensor::cat(vec![y, cheap], 2).select(2, index(&self.order))
     }
 }
 

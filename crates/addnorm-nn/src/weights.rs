@@ -34,6 +34,15 @@ impl Weight {
         }
     }
 
+    /// Makes one where this one is, of its number type.
+    pub(crate) fn beside(&self, values: Vec<f64>, shape: &[usize]) -> Self {
+        let (device, dtype) = match self {
+            Weight::Vector(tensor) => (tensor.device(), tensor.dtype()),
+            Weight::Matrix(tensor) => (tensor.device(), tensor.dtype()),
+        };
+        Weight::from_values(values, shape, &device, dtype)
+    }
+
     /// The numbers in row-major order.
     pub fn to_values(&self) -> Vec<f64> {
         match self {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use addnorm_data::{Bleu, BleuTokens, Pair, Pairs, Vocabulary, bleu};
-use addnorm_nn::{ForwardOptions, Model, Tokens, Weights, statistics};
+use addnorm_data::{Bleu, BleuTokens, Marks, Pair, Pairs, Vocabulary, bleu};
+use addnorm_nn::{ForwardOptions, Model, Tokens, Weights, log_total, statistics};
 
 /// Sentences that are written at one time.
 const GROUP: usize = 16;
@@ -17,23 +17,6 @@ pub struct Search {
     pub length_penalty: f64,
     /// The training step that the weights come from, for schemes that change with it.
     pub step: u64,
-}
-
-/// Where a text begins and ends.
-#[derive(Debug, Clone, Copy)]
-pub struct Marks {
-    /// What an output begins with.
-    pub start: u32,
-    /// What ends it.
-    pub end: u32,
-}
-
-impl Marks {
-    /// Those that follow a vocabulary.
-    pub fn of(vocabulary: &Vocabulary) -> Self {
-        let start = vocabulary.size() as u32;
-        Marks { start, end: start + 1 }
-    }
 }
 
 /// One output that is not yet whole.
@@ -80,7 +63,7 @@ fn translate_group(
     let row = |source: &Vec<u32>| -> (Vec<u32>, Vec<bool>) {
         let mut tokens: Vec<u32> = source.iter().take(longest - 1).copied().chain([marks.end]).collect();
         let seen = tokens.len();
-        tokens.resize(longest, marks.end + 1);
+        tokens.resize(longest, marks.padding);
         (tokens, (0..longest).map(|at| at < seen).collect())
     };
     let rows: Vec<_> = sources.iter().map(row).collect();
@@ -109,8 +92,7 @@ fn translate_group(
         let values = statistics::to_f64(&logits.slice_dim(1, length - 1..length));
         let mut next: Vec<Vec<Hypothesis>> = vec![Vec::new(); sources.len()];
         for ((source, hypothesis), logits) in open.iter().zip(values.chunks(answers)) {
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total = largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
+            let total = log_total(logits);
             let mut order: Vec<usize> = (0..answers).collect();
             let keep = search.beam.max(1).min(answers);
             order.select_nth_unstable_by(keep - 1, |&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));

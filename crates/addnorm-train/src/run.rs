@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use addnorm_data::{Cursor, Dataset, Feed};
 use addnorm_nn::{
     DType, ForwardOptions, GradientError, Inputs, Model, ModelError, NoObserver, Purpose, StackKind, Tokens, Weight,
-    Weights, device, release_idle, statistics, stream_seed,
+    Weights, device, likeliest, release_idle, statistics, stream_seed,
 };
 use addnorm_probe::{
     Ending, LayerStatistics, Number, find_first_non_finite, first_non_finite_gradient, judge, measure,
@@ -123,10 +123,9 @@ pub fn evaluate(
             let logits = model.logits(weights, &batch.inputs, options, &mut NoObserver);
             let values = statistics::to_f64(&logits);
             for (logits, &target) in values.chunks(config.answers()).zip(batch.targets.iter()) {
-                let best = (0..logits.len()).fold(0, |best, at| if logits[at] > logits[best] { at } else { best });
                 // No number is no answer.
                 let answers = logits.iter().all(|logit| !logit.is_nan());
-                right += u64::from(answers && best == target as usize);
+                right += u64::from(answers && likeliest(logits) == target as usize);
             }
         }
         total += model.total_loss(weights, &batch.inputs, batch.targets, options);

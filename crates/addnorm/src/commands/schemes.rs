@@ -32,6 +32,10 @@ fn model(scheme: &Scheme, stack: StackKind) -> Result<Model, String> {
 }
 
 pub fn schemes(arguments: &SchemesArguments) -> Result<ExitCode, Failure> {
+    if let Some(folder) = &arguments.markdown {
+        write_document(folder)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let entries = library()
         .map(|(name, _)| {
             let scheme = lookup(name)?;
@@ -49,9 +53,7 @@ pub fn schemes(arguments: &SchemesArguments) -> Result<ExitCode, Failure> {
             })
         })
         .collect::<Result<Vec<_>, Failure>>()?;
-    if let Some(folder) = &arguments.markdown {
-        write_document(folder)?;
-    } else if arguments.json {
+    if arguments.json {
         let list: Vec<_> = entries
             .iter()
             .map(|entry| {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use addnorm_data::{Cursor, Dataset, Feed};
 use addnorm_nn::{
     ForwardOptions, IGNORED, Inputs, Model, ModelConfig, NoObserver, Positions, Purpose, StackKind, Tokens, Weights,
-    device, release_idle, statistics, stream_seed, take_norm_work, take_softmax_work,
+    device, likeliest, log_total, release_idle, statistics, stream_seed, take_norm_work, take_softmax_work,
 };
 use addnorm_train::{Batch, load_run, task_of};
 use serde::Serialize;
@@ -140,7 +140,6 @@ fn logits(model: &Model, weights: &Weights, inputs: &Inputs, step: u64) -> Vec<f
 /// Relative error of the logits, share of equal first choices, and mean loss.
 fn against(reference: &[Vec<f64>], found: &[Vec<f64>], batches: &[Batch], answers: usize) -> (f64, f64, f64) {
     let (mut wrong, mut size, mut equal, mut loss, mut count) = (0.0, 0.0, 0usize, 0.0, 0usize);
-    let best = |row: &[f64]| (0..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best });
     for ((reference, found), batch) in reference.iter().zip(found).zip(batches) {
         let rows = reference.chunks_exact(answers).zip(found.chunks_exact(answers)).zip(batch.targets.iter());
         for ((reference, found), &target) in rows {
@@ -151,10 +150,8 @@ fn against(reference: &[Vec<f64>], found: &[Vec<f64>], batches: &[Batch], answer
             wrong += reference.iter().zip(found).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             size += reference.iter().map(|a| (a - mean).powi(2)).sum::<f64>();
             let answers = found.iter().all(|logit| !logit.is_nan());
-            equal += usize::from(answers && best(reference) == best(found));
-            let largest = found.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total = largest + found.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
-            loss += total - found[target as usize];
+            equal += usize::from(answers && likeliest(reference) == likeliest(found));
+            loss += log_total(found) - found[target as usize];
             count += 1;
         }
     }
